@@ -1,0 +1,31 @@
+"""The heartbeat that every process publishes on `kvrelay.beat.<process>`."""
+
+from typing import Literal
+
+import msgspec
+
+BEAT_INTERVAL_S = 1.0
+SILENT_AFTER_S = 3.5  # no beat for this long: take it for gone
+OWNER_SILENT_AFTER_S = 8.0  # an owner's jobs are cancelled after this
+BUILD_SILENT_AFTER_S = 60.0  # a build's jobs end with build_gone after this
+
+ProcessRole = Literal["prefill", "decode", "gateway"]
+ProcessState = Literal["warming", "ok", "degraded", "draining", "stopped"]
+
+
+class Beat(msgspec.Struct, frozen=True, kw_only=True):
+    """`process` is unique to one life of a process; `running` and `capacity` count sequences."""
+
+    process: str
+    role: ProcessRole
+    state: ProcessState
+    model: str = ""
+    build: str = ""
+    reasons: list[str] = []
+    running: int = 0
+    capacity: int = 0
+    host: str = ""
+    pid: int = 0
+
+
+beat_decoder = msgspec.json.Decoder(Beat)

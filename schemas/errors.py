@@ -1,0 +1,153 @@
+"""The error tree: one class for each thing a caller would do differently.
+
+Each class fixes its wire code, its HTTP status, whether the same request may be sent again, and what
+happens to the queue message that caused it. Foreign errors are translated at the fence where they
+enter, with their cause kept.
+"""
+
+import enum
+
+
+class Settle(enum.Enum):
+    """What becomes of the queue message; applied in one place, `services.bus.delivery`."""
+
+    ACK = "ack"  # done, or ended for good: forget the message
+    REDELIVER = "redeliver"  # somebody may do better a little later
+    DEAD_LETTER = "dead_letter"  # keep a copy on kvrelay.dead.<tenant>.<job>, then forget it
+    DROP = "drop"  # the claim is not ours any more: settle nothing
+
+
+class KvrelayError(Exception):
+    """Base of every error that kvrelay raises on purpose.
+
+    `message` is written for the caller and says what to do; `param` names the field at fault, if one is.
+    """
+
+    code = "internal"
+    http_status = 500
+    retryable = False
+    settle = Settle.ACK
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+    @property
+    def type(self) -> str:
+        """OpenAI's coarse `error.type`."""
+        if self.http_status == 429:
+            return "rate_limit_error"
+        return "invalid_request_error" if self.http_status < 500 else "server_error"
+
+
+class InvalidRequest(KvrelayError):
+    code = "invalid_request"
+    http_status = 400
+
+
+class ContextLengthExceeded(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class UnsupportedVersion(InvalidRequest):
+    """A message of a newer wire version than this process speaks."""
+
+    code = "unsupported_version"
+    settle = Settle.DEAD_LETTER
+
+
+class Unauthorized(KvrelayError):
+    code = "unauthorized"
+    http_status = 401
+
+
+class Forbidden(KvrelayError):
+    code = "forbidden"
+    http_status = 403
+
+
+class ModelNotFound(KvrelayError):
+    code = "model_not_found"
+    http_status = 404
+
+
+class IdConflict(KvrelayError):
+    """The id already names another job (another digest) of the same tenant."""
+
+    code = "id_conflict"
+    http_status = 409
+    settle = Settle.DEAD_LETTER
+
+
+class TooLarge(KvrelayError):
+    code = "too_large"
+    http_status = 413
+
+
+class QueueFull(KvrelayError):
+    code = "queue_full"
+    http_status = 429
+    retryable = True
+
+
+class Cancelled(KvrelayError):
+    code = "cancelled"
+    http_status = 499
+
+
+class Internal(KvrelayError):
+    """Our fault. Redelivered: another worker, or the same one alone, may manage it."""
+
+    settle = Settle.REDELIVER
+
+
+class Poisoned(KvrelayError):
+    """The job brought its worker down `MAX_FRUITLESS_DELIVERIES` times without a new event."""
+
+    code = "poisoned"
+    settle = Settle.DEAD_LETTER
+
+
+class Unavailable(KvrelayError):
+    """Base of the 503s: nothing is wrong with the request, try again later."""
+
+    http_status = 503
+    retryable = True
+
+
+class NoWorker(Unavailable):
+    code = "no_worker"
+
+
+class KvUnavailable(Unavailable):
+    code = "kv_unavailable"
+
+
+class BuildGone(Unavailable):
+    """The build that started the job has no workers left to finish it."""
+
+    code = "build_gone"
+
+
+class DeadlineExceeded(KvrelayError):
+    code = "deadline_exceeded"
+    http_status = 504
+
+
+class SetupError(KvrelayError):
+    """A process cannot start: bad configuration, a model that is missing or unsupported, a failed self-check."""
+
+    code = "setup"
+
+
+def _tree(cls: type[KvrelayError]) -> list[type[KvrelayError]]:
+    return [cls, *(leaf for sub in cls.__subclasses__() for leaf in _tree(sub))]
+
+
+BY_CODE: dict[str, type[KvrelayError]] = {cls.code: cls for cls in reversed(_tree(KvrelayError))}
+
+
+def error_from_code(code: str, message: str, param: str | None = None) -> KvrelayError:
+    """The error that an `error` event or an HTTP body describes; an unknown code is `Internal`."""
+    return BY_CODE.get(code, Internal)(message, param=param)

@@ -1,0 +1,108 @@
+"""A job as clients publish it, its limits, and the form that the first worker resolves it to."""
+
+import hashlib
+import math
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from schemas.errors import InvalidRequest
+from schemas.subjects import check_job_id
+from schemas.wire import WIRE_VERSION, decode_versioned
+
+MAX_TIMEOUT_S = 3600.0
+MAX_STOPS = 16
+MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
+MAX_METADATA_BYTES = 64 * 1024
+
+Role = Literal["system", "developer", "user", "assistant"]
+OnDisconnect = Literal["continue", "cancel"]
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    role: Role
+    content: str
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How tokens are chosen. The order is logit_bias and penalties, temperature, top_k, top_p, min_p, per row.
+
+    temperature 0 (or so small that it makes no difference) and top_k 1 are greedy; ties go to the lowest id.
+    `logprobs` is the number of alternatives wanted beside the chosen token's, None for none at all.
+    `max_tokens` None means up to the model's context; more than fits is clamped to it.
+    """
+
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = 1.0
+    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, Meta(ge=-1)] = 0
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Annotated[list[Annotated[str, Meta(min_length=1, max_length=1024)]], Meta(max_length=MAX_STOPS)] = []
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    ignore_eos: bool = False
+    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] = 1.0
+    logit_bias: dict[Annotated[int, Meta(ge=0)], Annotated[float, Meta(ge=-100.0, le=100.0)]] = {}
+
+
+class Job(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One request. Exactly one of `prompt`, `messages` and `prompt_token_ids` is given.
+
+    Durations are in seconds and count from the broker's timestamp of the job.
+    """
+
+    v: int = WIRE_VERSION
+    id: str | None = None
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    prompt_token_ids: list[Annotated[int, Meta(ge=0, lt=2**32)]] | None = None
+    ttft_timeout_s: Annotated[float, Meta(gt=0.0)] | None = None
+    timeout_s: Annotated[float, Meta(gt=0.0, le=MAX_TIMEOUT_S)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=256)] = ""
+    on_disconnect: OnDisconnect = "continue"
+    owner: Annotated[str, Meta(max_length=128)] | None = None
+    metadata: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        if self.id is not None:
+            check_job_id(self.id)
+        given = [name for name in ("prompt", "messages", "prompt_token_ids") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise InvalidRequest(
+                f"give exactly one of prompt, messages and prompt_token_ids, got {', '.join(given) or 'none'}",
+                param=given[-1] if given else "prompt",
+            )
+        if not getattr(self, given[0]):
+            raise InvalidRequest(f"{given[0]} is empty: there is nothing to continue", param=given[0])
+        for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+            if not math.isfinite(getattr(self, name)):
+                raise InvalidRequest(f"{name} must be finite", param=name)
+        if self.metadata and len(msgspec.json.encode(self.metadata)) > MAX_METADATA_BYTES:
+            raise InvalidRequest(f"metadata is limited to {MAX_METADATA_BYTES} bytes as JSON", param="metadata")
+
+
+_job_decoder = msgspec.json.Decoder(Job)
+_canonical = msgspec.json.Encoder(order="deterministic")
+
+
+def parse_job(data: bytes) -> Job:
+    """A job from the payload of a queue message.
+
+    Raises `UnsupportedVersion` for a newer wire version, `InvalidRequest` (with `param`) for anything else.
+    """
+    return decode_versioned(_job_decoder, data)
+
+
+def job_digest(job: Job) -> str:
+    """Tells two jobs of one id apart: 32 hex digits over everything that the caller asked for.
+
+    Who watches a job (`owner`, `on_disconnect`) does not change what it is.
+    """
+    asked = msgspec.structs.replace(job, owner=None, on_disconnect="continue")
+    return hashlib.blake2b(_canonical.encode(asked), digest_size=16, person=b"kvrelay-job").hexdigest()

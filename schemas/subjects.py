@@ -1,0 +1,146 @@
+"""Every subject, stream, consumer, header and id that kvrelay uses on NATS is spelled here and nowhere else."""
+
+import enum
+import hashlib
+import re
+
+from schemas.errors import InvalidRequest
+
+DEFAULT_TENANT = "default"
+
+CLAIM_HEADER = "Kvrelay-Claim"
+MSG_ID_HEADER = "Nats-Msg-Id"
+EXPECTED_LAST_SUBJECT_SEQUENCE_HEADER = "Nats-Expected-Last-Subject-Sequence"
+
+REPLIES_STREAM = "KVRELAY_REPLIES"
+RESULTS_STREAM = "KVRELAY_RESULTS"
+DEAD_STREAM = "KVRELAY_DEAD"
+REPLIES_SUBJECTS = "kvrelay.replies.*.*"
+RESULTS_SUBJECTS = "kvrelay.results.*.*.*"
+DEAD_SUBJECTS = "kvrelay.dead.*.*"
+ALL_CANCELS = "kvrelay.cancel.*.*"
+ALL_BEATS = "kvrelay.beat.*"
+
+_SLUG = re.compile(r"[a-z0-9-]{1,64}")
+_JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class Lane(enum.StrEnum):
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+
+class Stage(enum.StrEnum):
+    """The three work queues of a model."""
+
+    PREFILL = "prefill"
+    REWORK = "rework"
+    DECODE = "decode"
+
+
+def check_slug(value: str, what: str) -> str:
+    """Returns `value` if it is an operator's slug. Raises `InvalidRequest` naming `what` otherwise."""
+    if not _SLUG.fullmatch(value):
+        raise InvalidRequest(f"{what} must match [a-z0-9-]{{1,64}}, got {value[:80]!r}", param=what)
+    return value
+
+
+def check_job_id(value: str) -> str:
+    """Returns `value` if it is a job id. Raises `InvalidRequest` otherwise."""
+    if not _JOB_ID.fullmatch(value):
+        raise InvalidRequest(f"id must match [A-Za-z0-9_-]{{1,64}}, got {value[:80]!r}", param="id")
+    return value
+
+
+def model_slug(name: str) -> str:
+    """`HuggingFaceTB/SmolLM2-135M-Instruct` -> `smollm2-135m-instruct`: the last path part, lower case, dashes."""
+    tail = name.rstrip("/").rsplit("/", 1)[-1].lower()
+    return re.sub(r"[^a-z0-9]+", "-", tail).strip("-")[:64] or "model"
+
+
+def prefill_subject(tenant: str, model: str, lane: Lane) -> str:
+    return f"kvrelay.prefill.{tenant}.{model}.{lane}"
+
+
+def rework_subject(model: str, build: str, lane: Lane) -> str:
+    return f"kvrelay.rework.{model}.{build}.{lane}"
+
+
+def decode_subject(model: str, build: str, lane: Lane) -> str:
+    return f"kvrelay.decode.{model}.{build}.{lane}"
+
+
+def reply_subject(tenant: str, job: str) -> str:
+    return f"kvrelay.replies.{tenant}.{job}"
+
+
+def dead_subject(tenant: str, job: str) -> str:
+    return f"kvrelay.dead.{tenant}.{job}"
+
+
+def cancel_subject(tenant: str, job: str) -> str:
+    return f"kvrelay.cancel.{tenant}.{job}"
+
+
+def beat_subject(process: str) -> str:
+    return f"kvrelay.beat.{process}"
+
+
+def job_of_subject(subject: str) -> tuple[str, str]:
+    """(tenant, job) of a reply, cancel or dead subject."""
+    _, _, tenant, job = subject.split(".")
+    return tenant, job
+
+
+def tenant_and_lane(prefill: str) -> tuple[str, Lane]:
+    """(tenant, lane) of a prefill subject. Raises `InvalidRequest` if the tenant is not a slug."""
+    _, _, tenant, _, lane = prefill.split(".")
+    return check_slug(tenant, "tenant"), Lane(lane)
+
+
+def stream_name(stage: Stage, model: str) -> str:
+    return f"KVRELAY_{stage.upper()}_{model}"
+
+
+def stream_subjects(stage: Stage, model: str) -> list[str]:
+    """A stream lists its lanes, so that a publish to an unknown lane or model has no responder."""
+    if stage is Stage.PREFILL:
+        return [prefill_subject("*", model, lane) for lane in Lane]
+    return [f"kvrelay.{stage}.{model}.*.{lane}" for lane in Lane]
+
+
+def consumer_name(stage: Stage, lane: Lane, build: str) -> str:
+    """One consumer a lane; the stages after prefill have one a build and lane."""
+    return str(lane) if stage is Stage.PREFILL else f"{build}-{lane}"
+
+
+def consumer_filter(stage: Stage, model: str, lane: Lane, build: str) -> str:
+    if stage is Stage.PREFILL:
+        return prefill_subject("*", model, lane)
+    return f"kvrelay.{stage}.{model}.{build}.{lane}"
+
+
+def handoff_msg_id(tenant: str, job: str, stage: Stage, hop: int) -> str:
+    return f"{tenant}.{job}.{stage}.{hop}"
+
+
+def claim(stage: Stage, hop: int, delivery: int) -> str:
+    """The value of `CLAIM_HEADER`: which delivery wrote an event."""
+    return f"{stage}.{hop}.{delivery}"
+
+
+def derived_job_id(queue_sequence: int, stream_created_ms: int) -> str:
+    """Id of a job that was published without one; the publisher can derive it from its ack and the stream's info."""
+    return f"{queue_sequence}-{stream_created_ms}"
+
+
+def derived_seed(tenant: str, job: str) -> int:
+    """Seed of a job that was published without one: 63 bits, the same for every delivery."""
+    digest = hashlib.blake2b(f"{tenant}.{job}".encode(), digest_size=8, person=b"kvrelay-seed").digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def retry_id(job: str, attempt: int) -> str:
+    """Id under which a dead or failed job is published again; still at most 64 characters."""
+    suffix = f"-r{attempt}"
+    return job[: 64 - len(suffix)] + suffix
