@@ -1,0 +1,1 @@
+"""The processes: bus, engine, prefill, decode, gateway, CLI, supervisor, configuration, telemetry."""
