@@ -1,0 +1,49 @@
+"""Traces across the queue, metrics, logs. The only home of opentelemetry; use it as `from services import telemetry`.
+
+Does not know what a job, a block or a queue is: callers say that in attributes.
+"""
+
+from services.telemetry.export import configure, endpoint, scrape, shutdown
+from services.telemetry.job_log import job_ended, job_log, job_started
+from services.telemetry.metrics import (
+    damage,
+    failed_loads,
+    itl_s,
+    jobs,
+    pages_used,
+    prefix_tokens_asked,
+    prefix_tokens_hit,
+    queue_depth,
+    running,
+    tokens,
+    ttft_s,
+)
+from services.telemetry.spans import extract, inject, now_s, record, span, trace_id, tracer
+
+__all__ = [
+    "configure",
+    "damage",
+    "endpoint",
+    "extract",
+    "failed_loads",
+    "inject",
+    "itl_s",
+    "job_ended",
+    "job_log",
+    "job_started",
+    "jobs",
+    "now_s",
+    "pages_used",
+    "prefix_tokens_asked",
+    "prefix_tokens_hit",
+    "queue_depth",
+    "record",
+    "running",
+    "scrape",
+    "shutdown",
+    "span",
+    "tokens",
+    "trace_id",
+    "tracer",
+    "ttft_s",
+]

@@ -1,0 +1,100 @@
+"""What every process counts. Without a reader (see `export`) nothing is recorded and nothing is kept."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
+
+
+class Instrument(Protocol):
+    def bind(self, meter: Meter) -> None: ...
+    def unbind(self) -> None: ...
+
+
+_instruments: list[Instrument] = []
+
+
+class Counter:
+    """Only ever grows. Attributes become labels, so they must take few values: never an id."""
+
+    def __init__(self, name: str, unit: str, doc: str) -> None:
+        self._args = (f"kvrelay.{name}", unit, doc)
+        self._add: Callable[[float, Mapping[str, str]], None] | None = None
+        _instruments.append(self)
+
+    def add(self, value: float = 1, **attributes: str) -> None:
+        if self._add is not None:
+            self._add(value, attributes)
+
+    def bind(self, meter: Meter) -> None:
+        self._add = meter.create_counter(*self._args).add
+
+    def unbind(self) -> None:
+        self._add = None
+
+
+class Histogram:
+    def __init__(self, name: str, unit: str, doc: str, buckets: list[float]) -> None:
+        self._args, self._buckets = (f"kvrelay.{name}", unit, doc), buckets
+        self._record: Callable[[float, Mapping[str, str]], None] | None = None
+        _instruments.append(self)
+
+    def record(self, value: float, **attributes: str) -> None:
+        if self._record is not None:
+            self._record(value, attributes)
+
+    def bind(self, meter: Meter) -> None:
+        made = meter.create_histogram(*self._args, explicit_bucket_boundaries_advisory=self._buckets)
+        self._record = made.record
+
+    def unbind(self) -> None:
+        self._record = None
+
+
+class Gauge:
+    """Read when somebody looks: `watch` says how, and the callback must be quick and thread-safe."""
+
+    def __init__(self, name: str, unit: str, doc: str) -> None:
+        self._args = (f"kvrelay.{name}", unit, doc)
+        self._watched: dict[tuple[tuple[str, str], ...], Callable[[], float]] = {}
+        _instruments.append(self)
+
+    def watch(self, read: Callable[[], float], **attributes: str) -> None:
+        """From now on the value under these attributes is `read()`; the last one to watch wins."""
+        self._watched[tuple(sorted(attributes.items()))] = read
+
+    def _observe(self, _: CallbackOptions) -> Iterator[Observation]:
+        for attributes, read in list(self._watched.items()):
+            yield Observation(read(), dict(attributes))
+
+    def bind(self, meter: Meter) -> None:
+        name, unit, doc = self._args
+        meter.create_observable_gauge(name, [self._observe], unit, doc)
+
+    def unbind(self) -> None:
+        self._watched.clear()
+
+
+def bind(meter: Meter) -> None:
+    for instrument in _instruments:
+        instrument.bind(meter)
+
+
+def unbind() -> None:
+    for instrument in _instruments:
+        instrument.unbind()
+
+
+_LATENCY_S = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0]
+
+ttft_s = Histogram("ttft", "s", "from the job's publication to its first token", _LATENCY_S)
+itl_s = Histogram("itl", "s", "between two tokens of a choice", _LATENCY_S)
+prefix_tokens_asked = Counter("prefix_tokens_asked", "{token}", "prompt tokens looked up in the store")
+prefix_tokens_hit = Counter("prefix_tokens_hit", "{token}", "prompt tokens taken from the store")
+tokens = Counter("tokens", "{token}", "tokens computed, by kind: prompt or generated")
+damage = Counter("damage", "{block}", "stored blocks that failed verification")
+failed_loads = Counter("failed_loads", "{block}", "blocks that were promised and could not be used")
+jobs = Counter("jobs", "{job}", "jobs ended, by code: ok or an error code")
+queue_depth = Gauge("queue_depth", "{job}", "jobs waiting, by stage and lane")
+pages_used = Gauge("pages_used", "{page}", "KV pages in use")
+running = Gauge("running", "{sequence}", "sequences in the batch")
