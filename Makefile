@@ -1,0 +1,62 @@
+# One command is the contract: what a person runs here is what .ci/run runs.
+# The first target that needs it sets up .venv in the checkout: about a minute and 1.5 GB, once.
+
+PYTHON ?= python3
+# Instead of the PyPI build of torch: make TORCH="--index-url <index of CPU builds> torch==2.13.0"
+TORCH ?= torch==2.13.0
+# Extra arguments for the command of a target: make test ARGS="tests/config -x"
+ARGS ?=
+
+BIN := .venv/bin
+# Named after the folder: a checkout that was copied or moved installs itself again.
+STAMP := .venv/installed-$(shell echo "$(CURDIR)" | cksum | cut -d " " -f 1)
+CODE := schemas kernels kvstore services tests
+
+.PHONY: help setup demo up test test-all check format clean
+
+help:
+	@echo "make demo      start a pipeline, ask it three questions, stop"
+	@echo "make up        run the whole pipeline here until Ctrl-C"
+	@echo "make test      the test suite; ARGS=... goes to pytest"
+	@echo "make test-all  the suite with its slow tests"
+	@echo "make check     format, lint, types, architecture"
+	@echo "make format    rewrite files in the house format"
+	@echo "make setup     only set up .venv"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "kvrelay needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --upgrade pip
+	$(BIN)/python -m pip install --constraint constraints.txt $(TORCH)
+	$(BIN)/python -m pip install --constraint constraints.txt --editable ".[dev]"
+	@rm -f .venv/installed-*
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/kvrelay demo $(ARGS)
+
+up: $(STAMP)
+	exec $(BIN)/kvrelay up $(ARGS)
+
+# An open() without an encoding is an error in our packages (see filterwarnings in pyproject.toml).
+test: $(STAMP)
+	PYTHONWARNDEFAULTENCODING=1 $(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-all: $(STAMP)
+	PYTHONWARNDEFAULTENCODING=1 $(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/python -m mypy
+	$(BIN)/python -m pytest tests/architecture
+
+format: $(STAMP)
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
