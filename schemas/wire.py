@@ -78,13 +78,21 @@ def find_lone_surrogate(value: Any, path: str = "", depth: int = 0) -> str | Non
     if depth > MAX_DEPTH:
         return None
     if isinstance(value, str):
-        return (path or "body") if any("\ud800" <= c <= "\udfff" for c in value) else None
+        return None if _is_text(value) else path or "body"
     pairs: Any = ()
     if isinstance(value, dict):
         for key in value:
-            if any("\ud800" <= c <= "\udfff" for c in key):
+            if not _is_text(key):
                 return path or "body"
         pairs = ((f"{path}.{key}" if path else key, item) for key, item in value.items())
     elif isinstance(value, list):
         pairs = ((f"{path}[{i}]", item) for i, item in enumerate(value))
     return next((found for where, item in pairs if (found := find_lone_surrogate(item, where, depth + 1))), None)
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,302 @@
+"""Bodies that OpenAI-compatible clients send, and the error shape that they get back.
+
+Types are strict: "5" is no integer. A field that is known but not supported is refused by name, one that nobody
+knows is ignored unless the caller of `parse_chat` or `parse_completion` asks for strictness.
+"""
+
+import json
+import re
+from collections import Counter
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from schemas.errors import InvalidRequest, KvrelayError, TooLarge
+from schemas.job import MAX_CHOICES, MAX_METADATA_BYTES, MAX_TIMEOUT_S, MAX_TOP_LOGPROBS
+from schemas.wire import MAX_DEPTH, translate
+
+MAX_OPENAI_STOPS = 4
+MAX_PROMPTS = 128  # prompts of one /v1/completions request; each becomes a job
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default on /v1/completions; chat goes up to the context
+
+TokenCount = Annotated[int, Meta(ge=1, le=2**53)]
+Stop = Annotated[str, Meta(min_length=1, max_length=1024)]
+Prompts = str | list[int | str | list[int]]
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # accepted, never done
+    continuous_usage_stats: bool | None = None
+
+
+class ContentPart(msgspec.Struct, frozen=True):
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """`name` is accepted and not rendered: the templates that we serve have no place for it."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    tool_calls: list[Any] | None = None
+    function_call: dict[str, Any] | None = None
+    audio: dict[str, Any] | None = None
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What both routes take. None is what OpenAI's clients send for "not given"."""
+
+    model: Annotated[str, Meta(min_length=1)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: TokenCount | None = None
+    max_completion_tokens: TokenCount | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**53)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=MAX_OPENAI_STOPS)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
+    logit_bias: dict[Annotated[int, Meta(ge=0, lt=2**32)], Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
+    ignore_eos: bool | None = None
+    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    timeout_s: Annotated[float, Meta(gt=0.0, le=MAX_TIMEOUT_S)] | None = None
+    ttft_timeout_s: Annotated[float, Meta(gt=0.0, le=MAX_TIMEOUT_S)] | None = None
+    metadata: dict[str, Any] | None = None
+    user: str | None = None
+
+    def __post_init__(self) -> None:
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise InvalidRequest("give max_tokens or max_completion_tokens, not both", param="max_completion_tokens")
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options needs stream: true", param="stream_options")
+        if self.stream_options is not None and self.stream_options.continuous_usage_stats:
+            raise unsupported("stream_options.continuous_usage_stats")
+        if self.metadata and len(msgspec.json.encode(self.metadata)) > MAX_METADATA_BYTES:
+            raise TooLarge(f"metadata is limited to {MAX_METADATA_BYTES} bytes as JSON", param="metadata")
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+
+
+class ChatRequest(Request, frozen=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class CompletionRequest(Request, frozen=True, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: Prompts
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    best_of: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise unsupported("best_of", "other than n")
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def token_limit(self) -> int | None:
+        return super().token_limit or DEFAULT_COMPLETION_TOKENS
+
+    def prompts(self) -> list[str | list[int]]:
+        """One entry a prompt, in order. Raises `InvalidRequest` for an empty, mixed or over-long list."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if not self.prompt:
+            raise InvalidRequest("prompt is empty: there is nothing to continue", param="prompt")
+        kinds = {type(item) for item in self.prompt}
+        if len(kinds) > 1:
+            raise InvalidRequest("prompt must be a string, or a list of one kind: strings or ids", param="prompt")
+        if kinds == {int}:
+            return [[item for item in self.prompt if isinstance(item, int)]]
+        if len(self.prompt) > MAX_PROMPTS:
+            raise InvalidRequest(f"{len(self.prompt)} prompts in one request, at most {MAX_PROMPTS}", param="prompt")
+        return [item for item in self.prompt if not isinstance(item, int)]
+
+
+# Known fields that nothing here acts on yet, with the values that ask for nothing. None always does.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none",),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "suffix": ("",),
+    "echo": (False,),
+    "min_tokens": (0,),
+    "stop_token_ids": ([],),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True, False),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "logits_processors": ([],),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "early_stopping": (False,),
+    "prompt_logprobs": (),
+    "truncate_prompt_tokens": (),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "add_special_tokens": (False,),
+    "documents": ([],),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "grammar": (),
+    "json_schema": (),
+    "include_metrics": (False,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "priority": (0,),
+}
+# Hints about the caller or the cache: they cannot change an answer.
+_WITHOUT_EFFECT = frozenset({"safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
+
+R = TypeVar("R", bound=Request)
+_MISSING = re.compile(r"missing required field `(\w+)`")
+_chat_decoder = msgspec.json.Decoder(ChatRequest)
+_completion_decoder = msgspec.json.Decoder(CompletionRequest)
+
+
+def unsupported(name: str, what: str = "") -> InvalidRequest:
+    return InvalidRequest(f"{name} {what + ' ' if what else ''}is not supported: leave it out", param=name)
+
+
+def parse_chat(data: bytes, *, strict: bool = False) -> ChatRequest:
+    """Raises `InvalidRequest` or `TooLarge`, naming the field."""
+    return _parse(data, _chat_decoder, ChatRequest, strict)
+
+
+def parse_completion(data: bytes, *, strict: bool = False) -> CompletionRequest:
+    """Raises `InvalidRequest` or `TooLarge`, naming the field."""
+    return _parse(data, _completion_decoder, CompletionRequest, strict)
+
+
+def _parse(data: bytes, decoder: "msgspec.json.Decoder[R]", kind: type[R], strict: bool) -> R:
+    fields = _read_object(data)
+    for name, harmless in _UNSUPPORTED.items():
+        value = fields.get(name)
+        if value is not None and value not in harmless:
+            raise unsupported(name)
+    if strict:
+        _refuse_unknown(fields, kind)
+    try:
+        return translate(decoder, data)
+    except InvalidRequest as error:
+        missing = _MISSING.search(error.message) if error.param is None else None
+        param = missing.group(1) if missing else _field_of(error.param)
+        raise type(error)(error.message, param=param) from error
+
+
+def _read_object(data: bytes) -> dict[str, Any]:
+    """The body as a JSON object. msgspec takes the last of two equal keys; here that is refused, at any depth."""
+    try:
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the body is not UTF-8 (byte {error.start})") from error
+    except RecursionError as error:
+        raise InvalidRequest(f"the body is nested deeper than {MAX_DEPTH} levels") from error
+    except ValueError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    _check_depth(value)
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
+        raise InvalidRequest(f"the key {twice[:80]!r} is given twice", param=twice[:80])
+    return found
+
+
+def _no_constant(name: str) -> None:
+    raise InvalidRequest(f"the body is not valid JSON: {name} is no JSON number")
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner = (v.values() if isinstance(v, dict) else v for v in level)
+        level = [item for items in inner for item in items if isinstance(item, (dict, list))]
+        if not level:
+            return
+    raise InvalidRequest(f"the body is nested deeper than {MAX_DEPTH} levels")
+
+
+def _refuse_unknown(fields: dict[str, Any], kind: type[Request]) -> None:
+    known = {*kind.__struct_fields__, *_UNSUPPORTED, *_WITHOUT_EFFECT}
+    unknown = [name for name in fields if name not in known]
+    messages = fields.get("messages")
+    for i, message in enumerate(messages if isinstance(messages, list) else []):
+        keys = message if isinstance(message, dict) else {}
+        unknown += [f"messages[{i}].{key}" for key in keys if key not in ChatMessage.__struct_fields__]
+    if unknown:
+        raise InvalidRequest(f"unknown field {unknown[0][:80]}", param=unknown[0][:80])
+
+
+def _field_of(path: str | None) -> str | None:
+    """`prompt[3]`, `logit_bias[...]`: clients look for the field's own name; in messages the path says more."""
+    if path is None or path.startswith("messages["):
+        return path
+    return path.partition("[")[0]
+
+
+def error_body(error: KvrelayError, *, code: str | None = None) -> dict[str, Any]:
+    """OpenAI's error object, `{"error": {...}}`."""
+    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": code or error.code}}
