@@ -1,0 +1,33 @@
+"""When to start a dead process again, and when to give up on it (decision 0013)."""
+
+FIRST_DELAY_S = 0.2
+MAX_DELAY_S = 10.0
+STABLE_S = 15.0  # who lived this long had no trouble starting
+MAX_FAILED_STARTS = 5
+MAX_KILLED = 20
+SETUP_EXIT_CODE = 2  # of our own command: wrong settings do not heal
+
+
+class Backoff:
+    """Counts the deaths of one process in a row, until it lives for `STABLE_S`.
+
+    Exits of its own count towards `MAX_FAILED_STARTS`; being killed, by a person or for memory, is borne longer.
+    """
+
+    def __init__(self) -> None:
+        self.failed = 0
+        self.killed = 0
+
+    def died(self, exit_code: int, lived_s: float) -> float | None:
+        """Seconds to wait before the next start, or None: give up. `exit_code` is negative for a signal."""
+        if lived_s >= STABLE_S:
+            self.failed = self.killed = 0
+        elif exit_code == SETUP_EXIT_CODE:
+            return None
+        if exit_code < 0:
+            self.killed += 1
+        else:
+            self.failed += 1
+        if self.failed >= MAX_FAILED_STARTS or self.killed >= MAX_KILLED:
+            return None
+        return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** (self.failed + self.killed - 1))
