@@ -1,0 +1,141 @@
+"""How a payload becomes stored bytes and back. The only home of the compression libraries."""
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import lz4.block
+import numpy as np
+
+from kvstore.geometry import Bytes, Geometry
+from kvstore.scratch import Scratch
+from schemas.blob import Codec, DamagedBlob
+from schemas.errors import SetupError
+
+_LENGTH = struct.Struct("<I")
+
+
+class BlockCodec(Protocol):
+    """Stateless and thread-safe; what it borrows between calls belongs to the calling thread."""
+
+    id: Codec
+
+    def encode(self, payload: memoryview, geometry: Geometry, tokens: int) -> Sequence[memoryview] | None:
+        """The parts to store, one after the other; valid until this thread's next `encode`. None: it does not pay."""
+
+    def decode(self, stored: memoryview, geometry: Geometry, tokens: int, into: memoryview) -> None:
+        """Fills `into`, of which `stored` may be a part. Raises `DamagedBlob`; then `into` holds anything.
+
+        Allocates no more than the payload's size, whatever `stored` claims.
+        """
+
+
+class PlainCodec:
+    """Stores the payload as it is, so that a blob can be mapped and viewed without a copy."""
+
+    id = Codec.NONE
+
+    def encode(self, payload: memoryview, geometry: Geometry, tokens: int) -> Sequence[memoryview]:
+        return [payload]
+
+    def decode(self, stored: memoryview, geometry: Geometry, tokens: int, into: memoryview) -> None:
+        if len(stored) != len(into):
+            raise DamagedBlob(f"a plain payload has {len(into)} bytes, {len(stored)} are stored")
+        into[:] = stored
+
+
+class PlanesCodec:
+    """Byte planes, each compressed on its own behind its uint32 length; a plane of full length is raw.
+
+    `decompress(packed, size)` returns at most `size` bytes or raises one of `errors`.
+    """
+
+    def __init__(
+        self,
+        id: Codec,
+        compress: Callable[[Bytes], bytes],
+        decompress: Callable[[memoryview, int], bytes],
+        errors: tuple[type[Exception], ...],
+    ) -> None:
+        self.id = id
+        self._compress = compress
+        self._decompress = decompress
+        self._errors = errors
+        self._scratch = Scratch()
+
+    def encode(self, payload: memoryview, geometry: Geometry, tokens: int) -> Sequence[memoryview] | None:
+        views = geometry.byte_planes(np.frombuffer(payload, np.uint8), tokens)
+        planes = self._scratch.take(len(payload)).reshape(len(views), *views[0].shape)
+        parts: list[memoryview] = []
+        for plane, view in zip(planes, views, strict=True):
+            np.copyto(plane, view)
+            flat = plane.reshape(-1)
+            packed = self._compress(flat)
+            kept = memoryview(packed) if len(packed) < len(flat) else flat.data
+            parts += [memoryview(_LENGTH.pack(len(kept))), kept]
+        return parts if sum(map(len, parts)) < len(payload) else None
+
+    def decode(self, stored: memoryview, geometry: Geometry, tokens: int, into: memoryview) -> None:
+        views = geometry.byte_planes(np.frombuffer(into, np.uint8), tokens)
+        copies = self._scratch.take(len(into)).reshape(len(views), -1)
+        # Every plane leaves `stored` before `into` is written, since the one may be a part of the other.
+        planes = []
+        for copy in copies:
+            packed, stored = _split(stored)
+            planes.append(self._plane(packed, copy))
+        if len(stored):
+            raise DamagedBlob(f"{len(stored)} bytes follow the last plane")
+        for view, plane in zip(views, planes, strict=True):
+            np.copyto(view, plane.reshape(view.shape))
+
+    def _plane(self, packed: memoryview, copy: Bytes) -> Bytes:
+        """A plane of the size of `copy`, which holds it if it was stored raw."""
+        if len(packed) == len(copy):
+            copy.data[:] = packed
+            return copy
+        try:
+            plane = self._decompress(packed, len(copy))
+        except self._errors as error:
+            raise DamagedBlob(f"a plane does not decompress: {error}") from error
+        if len(plane) != len(copy):
+            raise DamagedBlob(f"a plane has {len(plane)} bytes, not {len(copy)}")
+        return np.frombuffer(plane, np.uint8)
+
+
+def _split(stored: memoryview) -> tuple[memoryview, memoryview]:
+    """The next plane as stored, and what follows it."""
+    if len(stored) < _LENGTH.size:
+        raise DamagedBlob("the length of a plane is cut off")
+    (length,) = _LENGTH.unpack_from(stored)
+    end = _LENGTH.size + length
+    if length == 0 or end > len(stored):
+        raise DamagedBlob(f"a plane claims {length} bytes, {len(stored) - _LENGTH.size} are there")
+    return stored[_LENGTH.size : end], stored[end:]
+
+
+def _lz4_compress(plane: Bytes) -> bytes:
+    packed: bytes = lz4.block.compress(plane, store_size=False)
+    return packed
+
+
+def _lz4_decompress(packed: memoryview, size: int) -> bytes:
+    plane: bytes = lz4.block.decompress(packed, uncompressed_size=size)
+    return plane
+
+
+PLAIN = PlainCodec()
+CODECS: dict[Codec, BlockCodec] = {
+    codec.id: codec
+    for codec in (
+        PLAIN,
+        PlanesCodec(Codec.LZ4, _lz4_compress, _lz4_decompress, (lz4.block.LZ4BlockError,)),
+    )
+}
+
+
+def codec_named(name: str) -> BlockCodec:
+    """`none` or `lz4`, as in the setting kv.codec. Raises `SetupError` for another."""
+    for codec in CODECS.values():
+        if codec.id.name.lower() == name:
+            return codec
+    raise SetupError(f"unknown kv.codec {name!r}: use one of {', '.join(id.name.lower() for id in CODECS)}")

@@ -1,0 +1,52 @@
+"""What the store did since it was opened, as plain integers that services export."""
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, fields
+
+_lock = threading.Lock()
+
+
+@dataclass
+class Counters:
+    """`+=` on an attribute is not atomic between threads: `add` is."""
+
+    def add(self, **amounts: int) -> None:
+        with _lock:
+            for name, amount in amounts.items():
+                setattr(self, name, getattr(self, name) + amount)
+
+    def snapshot(self) -> Counter[str]:
+        with _lock:
+            return Counter({field.name: getattr(self, field.name) for field in fields(self)})
+
+
+@dataclass
+class TierCounters(Counters):
+    """`evicted` made room, `expired` had outlived their time, `quarantined` were damaged and moved out of the way."""
+
+    expired: int = 0
+    evicted: int = 0
+    evicted_bytes: int = 0
+    quarantined: int = 0
+
+
+@dataclass
+class StoreCounters(Counters):
+    """`hits` and `misses` count `load`; damage, a mismatch and a failed read in every tier are misses as well.
+
+    `damaged`, `mismatched` and `read_errors` count once a tier. `payload_bytes` is what `stored_bytes` was before the
+    codec; `kept` counts saves that found their block already there.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    damaged: int = 0
+    mismatched: int = 0
+    read_errors: int = 0
+    read_bytes: int = 0
+    writes: int = 0
+    kept: int = 0
+    write_errors: int = 0
+    payload_bytes: int = 0
+    stored_bytes: int = 0
