@@ -102,8 +102,20 @@ class Internal(KvrelayError):
     settle = Settle.REDELIVER
 
 
+class NotFinite(Internal):
+    """The model produced NaN or infinity for this job alone; it would do so again."""
+
+    settle = Settle.ACK
+
+
+class ClaimLost(KvrelayError):
+    """Another worker has the job: stop, and leave its message alone."""
+
+    settle = Settle.DROP
+
+
 class Poisoned(KvrelayError):
-    """The job brought its worker down `MAX_FRUITLESS_DELIVERIES` times without a new event."""
+    """The job ran alone in its worker `MAX_LONE_RUNS` times and never got to a new event."""
 
     code = "poisoned"
     settle = Settle.DEAD_LETTER
@@ -114,6 +126,12 @@ class Unavailable(KvrelayError):
 
     http_status = 503
     retryable = True
+
+
+class BusUnavailable(Unavailable):
+    """The broker did not answer: it is down, restarting, or out of reach. The job itself may go on elsewhere."""
+
+    settle = Settle.REDELIVER
 
 
 class NoWorker(Unavailable):
@@ -145,7 +163,8 @@ def _tree(cls: type[KvrelayError]) -> list[type[KvrelayError]]:
     return [cls, *(leaf for sub in cls.__subclasses__() for leaf in _tree(sub))]
 
 
-BY_CODE: dict[str, type[KvrelayError]] = {cls.code: cls for cls in reversed(_tree(KvrelayError))}
+# Reversed, so that of two classes with one code the more general one stands for it.
+BY_CODE: dict[str, type[KvrelayError]] = {cls.code: cls for cls in reversed(_tree(KvrelayError)[1:])}
 
 
 def error_from_code(code: str, message: str, param: str | None = None) -> KvrelayError:

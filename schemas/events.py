@@ -1,7 +1,7 @@
 """The events on a job's reply subject: JSON lines, one or more a message.
 
-Order in a job: accepted? start token* (finish per choice) done, or an error at any point; nothing follows the
-end. The text of a choice's tokens and of its finish, joined, is exactly the decoded text.
+Order in a job: accepted? start token* (finish per choice) done, with a retry anywhere, or an error at any point;
+nothing follows the end. Readers skip types that they do not know. The text of a choice's tokens and of its finish, joined, is exactly the decoded text.
 """
 
 from typing import Annotated, Any, Literal
@@ -50,6 +50,15 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="st
     cached_tokens: int
 
 
+class Retry(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="retry"):
+    """A delivery died without a new event; the job now runs alone in a worker. `attempt` counts from 1.
+
+    Only such lone runs can condemn a job (`poisoned`): who merely shared a worker with the culprit leaves no mark.
+    """
+
+    attempt: int
+
+
 class Token(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="token", omit_defaults=True):
     """`text` is what this token released, perhaps "": half a character or a possible stop string is held back."""
 
@@ -89,7 +98,7 @@ class Error(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="er
         return cls(code=error.code, message=error.message, param=error.param)
 
 
-Event = Accepted | Start | Token | Finish | Done | Error
+Event = Accepted | Start | Retry | Token | Finish | Done | Error
 End = Done | Error
 
 _decoder = msgspec.json.Decoder(Event)

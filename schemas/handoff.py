@@ -1,8 +1,10 @@
 """What a prefill worker tells the decode worker that goes on with a job. Only workers may publish it."""
 
+from typing import Any
+
 import msgspec
 
-from schemas.events import Logprobs
+from schemas.events import Logprobs, Start
 from schemas.job import OnDisconnect, Sampling
 from schemas.wire import WIRE_VERSION, decode_versioned
 
@@ -13,21 +15,13 @@ class FirstToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     logprobs: Logprobs | None = None
 
 
-class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds, by the broker's clock, that earlier stages took; carried along so that `done` can tell all."""
-
-    queue_s: float = 0.0
-    prefill_s: float = 0.0
-    ttft_s: float = 0.0
-
-
 class Handoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job between two workers: on the decode subject to go on, on the rework subject to rebuild its blocks.
 
     `sampling` is resolved: `seed` and `max_tokens` are set. `last` is the stream sequence of the last message on
     the reply subject. `timeout_left_s` counts from the broker's timestamp of this message. `stored_blocks` is the
     number of leading prompt blocks (the partial last one included) that prefill knows to be in the store.
-    `hop` counts the hand-offs of this job; `reworked` says that it went back to prefill once already.
+    `timings` are seconds that earlier stages took, for `done`. `hop` counts the hand-offs of this job; `reworked` says that it went back to prefill once already.
     """
 
     v: int = WIRE_VERSION
@@ -48,7 +42,7 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     salt: str = ""
     on_disconnect: OnDisconnect = "continue"
     owner: str | None = None
-    timings: Timings = Timings()
+    timings: dict[str, float] = {}
 
 
 _decoder = msgspec.json.Decoder(Handoff)
@@ -57,3 +51,22 @@ _decoder = msgspec.json.Decoder(Handoff)
 def parse_handoff(data: bytes) -> Handoff:
     """Raises `UnsupportedVersion` or `InvalidRequest`."""
     return decode_versioned(_decoder, data)
+
+
+def handed_on(handoff: Handoff, **changes: Any) -> Handoff:
+    """The same job one hop further."""
+    return msgspec.structs.replace(handoff, hop=handoff.hop + 1, **changes)
+
+
+def start_event(handoff: Handoff, cached_tokens: int) -> Start:
+    """The `start` of a job whose hand-off is resolved."""
+    assert handoff.sampling.seed is not None
+    return Start(
+        job=handoff.job,
+        origin=handoff.origin,
+        digest=handoff.digest,
+        build=handoff.build,
+        seed=handoff.sampling.seed,
+        prompt_tokens=len(handoff.prompt_token_ids),
+        cached_tokens=cached_tokens,
+    )

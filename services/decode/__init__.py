@@ -1,0 +1,1 @@
+"""The decode worker: hand-offs in, the rest of the tokens out."""

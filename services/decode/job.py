@@ -1,0 +1,182 @@
+"""One job on its way through decode: merge its blocks into pages, generate, or pass it on."""
+
+import asyncio
+import time
+from typing import NamedTuple
+
+from schemas.errors import InvalidRequest
+from schemas.handoff import Handoff, handed_on, start_event
+from schemas.subjects import Stage
+from services import telemetry
+from services.engine.batch import Batch
+from services.engine.blocks import Restored
+from services.engine.choice import Choice
+from services.engine.engine import Outcome
+from services.engine.sampler import Sampled, Sampler
+from services.engine.saver import Saver
+from services.engine.sequence import Sequence
+from services.worker.room import Permit
+from services.worker.run import JobRun
+from services.worker.runtime import Runtime
+from services.worker.stream import JobStream
+
+
+class PassedOn(NamedTuple):
+    handoff: Handoff
+    stage: Stage
+
+
+class Generation:
+    """A choice that is being generated."""
+
+    def __init__(self, choice: Choice, sequence: Sequence, sampler: Sampler, saver: Saver) -> None:
+        self.choice = choice
+        self.sequence = sequence
+        self.sampler = sampler
+        self.saver = saver
+        self.last_token_s = time.monotonic()
+
+
+class DecodeJob:
+    def __init__(
+        self,
+        runtime: Runtime,
+        batch: Batch,
+        run: JobRun,
+        permit: Permit,
+        handoff: Handoff,
+        handing_back: asyncio.Event,
+    ) -> None:
+        self._runtime = runtime
+        self._batch = batch
+        self._run = run
+        self._permit = permit
+        self._handoff = handoff
+        self._handing_back = handing_back
+        self._stream = JobStream(run.put, runtime.text, handoff.sampling, run.history)
+        self._generations: list[Generation] = []
+        self._all_finished = asyncio.Event()
+
+    async def perform(self) -> PassedOn | None:
+        """What to publish instead of going on, or None when the job has ended."""
+        started_s = time.monotonic()
+        self._announce_if_lost()
+        self._stream.replay([(first.choice, Sampled(first.id, first.logprobs)) for first in self._handoff.first])
+        live = [choice for choice in self._stream.choices if not choice.finished]
+        try:
+            if live:
+                await self._make_room(live)
+                if not await self._merge(live):
+                    return PassedOn(await self._handed_on(reworked=True), Stage.REWORK)
+                await self._generate()
+            if not self._stream.finished:
+                return await self._hand_back()
+        finally:
+            for generation in self._generations:
+                self._batch.leave(generation.sequence)
+        timings = self._handoff.timings | {"decode_s": time.monotonic() - started_s}
+        self._stream.end(len(self._handoff.prompt_token_ids), self._cached_tokens(), timings)
+        return None
+
+    async def _make_room(self, live: list[Choice]) -> None:
+        """Promised for the longest that the job may become, so that it never runs out in the middle."""
+        sampling = self._handoff.sampling
+        assert sampling.max_tokens is not None
+        pages = self._runtime.pages_for(len(self._handoff.prompt_token_ids) + sampling.max_tokens)
+        if pages * len(live) > self._runtime.pool.num_pages:
+            raise InvalidRequest("n answers of max_tokens do not fit into the KV memory of a decode worker", param="n")
+        await self._permit.resize(len(live), pages * len(live))
+
+    async def _merge(self, live: list[Choice]) -> bool:
+        """Restores each choice's known tokens into pages; False when prefill should rebuild them first."""
+        handoff = self._handoff
+        for choice in live:
+            known = handoff.prompt_token_ids + choice.token_ids
+            with telemetry.span("decode.merge", choice=choice.number):
+                refs = self._runtime.blocks.refs(handoff.tenant, handoff.salt, known[:-1])
+                restored = await self._runtime.blocks.restore(refs)
+            self._generations.append(self._generation(choice, known, restored))
+        missing = max(generation.sequence.num_missing for generation in self._generations)
+        expected = handoff.stored_blocks == self._runtime.pages_for(len(handoff.prompt_token_ids))
+        if missing - 1 > self._runtime.pool.block_tokens and expected:
+            telemetry.failed_loads.add()
+            return handoff.reworked
+        return True
+
+    def _generation(self, choice: Choice, known: list[int], restored: Restored) -> Generation:
+        handoff = self._handoff
+        assert handoff.sampling.seed is not None
+        sampler = Sampler(handoff.sampling, handoff.sampling.seed, choice.number, handoff.prompt_token_ids)
+        for token in choice.token_ids:
+            sampler.note(token)
+        saver = Saver(self._runtime.blocks, self._runtime.pool, handoff.tenant, handoff.salt)
+        sequence = Sequence(
+            token_ids=known,
+            pages=restored.pages,
+            num_computed=restored.tokens,
+            samplers=[sampler],
+            index=len(choice.token_ids),
+            is_paused=lambda: self._run.writer.congested,
+            on_computed=lambda outcome: self._on_computed(generation, outcome),
+        )
+        if self._runtime.settings.kv.store_generated:
+            sequence.on_block_full = lambda block: saver.save_block(sequence, block)
+        generation = Generation(choice, sequence, sampler, saver)
+        return generation
+
+    async def _generate(self) -> None:
+        """Until every choice is finished or the worker hands its jobs back."""
+        with telemetry.span("decode.generate", sequences=len(self._generations)):
+            for generation in self._generations:
+                self._batch.join(generation.sequence)
+            waits = [asyncio.create_task(event.wait()) for event in (self._all_finished, self._handing_back)]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+
+    def _on_computed(self, generation: Generation, outcome: Outcome) -> None:
+        if not isinstance(outcome, list):
+            self._run.interrupt(outcome)
+            return
+        (sampled,) = outcome
+        self._stream.push(generation.choice, sampled)
+        self._count_token(generation)
+        if generation.choice.finished:
+            self._batch.leave(generation.sequence)
+            if self._stream.finished:
+                self._all_finished.set()
+            return
+        generation.sequence.token_ids.append(sampled.id)
+        generation.sequence.index += 1
+        generation.sampler.note(sampled.id)
+
+    def _count_token(self, generation: Generation) -> None:
+        now_s = time.monotonic()
+        telemetry.itl_s.record(now_s - generation.last_token_s)
+        telemetry.tokens.add(1, kind="generated")
+        generation.last_token_s = now_s
+
+    async def _hand_back(self) -> PassedOn:
+        """Stores what is computed and gives the job to another worker of the build."""
+        unfinished = [generation for generation in self._generations if not generation.choice.finished]
+        for generation in unfinished:
+            await self._batch.withdraw(generation.sequence)
+        for generation in unfinished:
+            generation.saver.save_partial(generation.sequence)
+            await generation.saver.stored_blocks(0)
+        return PassedOn(await self._handed_on(), Stage.DECODE)
+
+    async def _handed_on(self, **changes: object) -> Handoff:
+        last = await self._run.settled()
+        return handed_on(self._handoff, last=last, timeout_left_s=self._run.seconds_left(), **changes)
+
+    def _announce_if_lost(self) -> None:
+        """Writes `start` again if the broker lost it: readers need it, and so does a repeat of the job."""
+        if self._run.history.start is None:
+            self._run.put(start_event(self._handoff, self._handoff.cached_tokens))
+
+    def _cached_tokens(self) -> int:
+        start = self._run.history.start
+        return start.cached_tokens if start is not None else self._handoff.cached_tokens

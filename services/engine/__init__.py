@@ -1,0 +1,1 @@
+"""Sequences in, tokens out: the model, its KV pages, batching and sampling."""

@@ -1,0 +1,71 @@
+"""The model on its own thread: rows of token ids in, sampled tokens out, one pass at a time.
+
+Knows nothing of jobs, batching policy, text or the queue. A pass is a list of `Work`; what the rows of one
+`Work` produce does not depend on the others (`services.engine.model` sees to that).
+"""
+
+import asyncio
+from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from schemas.errors import NotFinite
+from services.engine.model import Model, Span
+from services.engine.pages import PagePool
+from services.engine.sampler import Row, Sampled, Sampler
+
+
+@dataclass(slots=True)
+class Work:
+    """Rows of one sequence: `token_ids` at positions `start`..., whose K and V go to `pages`.
+
+    `pages` cover positions [0, start + len(token_ids)). From the last row's logits one token is sampled for each
+    of `samplers`, as token number `index` of its choice; with no samplers no logits are computed.
+    """
+
+    token_ids: list[int]
+    start: int
+    pages: list[int]
+    samplers: list[Sampler] = field(default_factory=list)
+    index: int = 0
+
+
+Outcome = list[Sampled] | NotFinite
+
+
+class Engine:
+    """Owns the model's thread; closing it waits for the pass under way."""
+
+    def __init__(self, model: Model, pool: PagePool) -> None:
+        self.model = model
+        self.pool = pool
+        self.num_steps = 0  # a worker whose counter stands still is stuck
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
+
+    async def run(self, works: Seq[Work]) -> list[Outcome]:
+        """One pass. An outcome is the sampled tokens, or the error that concerns this `Work` alone."""
+        outcomes = await asyncio.get_running_loop().run_in_executor(self._thread, self.run_now, works)
+        self.num_steps += 1
+        return outcomes
+
+    def run_now(self, works: Seq[Work]) -> list[Outcome]:
+        """The same on the calling thread."""
+        token_ids = [token for work in works for token in work.token_ids]
+        spans = [Span(work.start, len(work.token_ids), work.pages) for work in works]
+        logit_rows, row = [], -1
+        for work in works:
+            row += len(work.token_ids)
+            if work.samplers:
+                logit_rows.append(row)
+        logits = iter(self.model.forward(token_ids, spans, self.pool.data, logit_rows).numpy())
+        return [_sample(work, next(logits)) if work.samplers else [] for work in works]
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True)
+
+
+def _sample(work: Work, logits: Row) -> Outcome:
+    try:
+        return [sampler.sample(logits, work.index) for sampler in work.samplers]
+    except NotFinite as error:
+        return error

@@ -1,0 +1,144 @@
+"""Reference-counted pages of KV memory; a full block that is resident is shared by reference, never copied.
+
+Knows nothing of tokens, jobs or the store. Only the event loop's thread takes and releases pages.
+"""
+
+import torch
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from schemas.errors import KvrelayError
+
+
+class OutOfPages(KvrelayError):
+    """More pages were asked for than the reservations allow: a bug in the caller, never a user's fault."""
+
+
+class PagePool:
+    """`num_pages` pages of `data: [P, L, 2, H, T, D]`; one page is the payload of one uncompressed blob.
+
+    A page is free, held (one or more references), or idle: it carries the name of a full block, nobody holds it,
+    and it stays resident until its memory is wanted (least recently released first).
+    Memory is promised by `reserve` before it is taken, so `take` cannot fail for who keeps to his reservation.
+    """
+
+    def __init__(
+        self, num_pages: int, page_shape: tuple[int, int, int, int], dtype: torch.dtype, *, max_idle: int
+    ) -> None:
+        """`page_shape`: (L, H, T, D). At most `max_idle` idle pages stay resident."""
+        layers, heads, tokens, dim = page_shape
+        self.block_tokens = tokens
+        # Zeroed lazily by the operating system: untouched pages cost no memory, and no stale bytes can be NaN.
+        self.data = torch.zeros(num_pages, layers, 2, heads, tokens, dim, dtype=dtype)
+        self._bytes = self.data.view(num_pages, -1).view(torch.uint8).numpy()
+        self._free = list(range(num_pages - 1, -1, -1))
+        self._references = [0] * num_pages
+        self._name: list[tuple[bytes, bytes] | None] = [None] * num_pages
+        self._resident: dict[bytes, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._max_idle = max_idle
+        self._reserved = 0
+
+    @property
+    def num_pages(self) -> int:
+        return len(self._references)
+
+    @property
+    def num_held(self) -> int:
+        return self.num_pages - len(self._free) - len(self._idle)
+
+    @property
+    def num_unreserved(self) -> int:
+        return self.num_pages - self._reserved
+
+    def reserve(self, num_pages: int) -> bool:
+        """Promises `num_pages`; False, and nothing promised, when that many are not left."""
+        if num_pages > self.num_unreserved:
+            return False
+        self._reserved += num_pages
+        return True
+
+    def unreserve(self, num_pages: int) -> None:
+        self._reserved -= num_pages
+
+    def take(self) -> int:
+        """A page with one reference and unspecified finite content. Raises `OutOfPages`."""
+        if self._free:
+            page = self._free.pop()
+        elif self._idle:
+            page = self._evict()
+        else:
+            raise OutOfPages(f"all {self.num_pages} KV pages are held")
+        self._references[page] = 1
+        return page
+
+    def pin(self, page: int) -> None:
+        """One more reference to a held page, which may outlive its holder's reservation: it brings its own."""
+        self._references[page] += 1
+        self._reserved += 1
+
+    def unpin(self, page: int) -> None:
+        self._reserved -= 1
+        self.release([page])
+
+    def share(self, key: bytes, token_hash: bytes) -> int | None:
+        """The page of a resident full block, with one more reference, or None.
+
+        The key alone does not decide: the hash of all tokens up to the block's end must match too.
+        """
+        page = self._resident.get(key)
+        if page is None or self._name[page] != (key, token_hash):
+            return None
+        if self._references[page] == 0:
+            del self._idle[page]
+        self._references[page] += 1
+        return page
+
+    def name(self, page: int, key: bytes, token_hash: bytes) -> None:
+        """Declares a held page to be the finished block `key`; from now on it may be shared and is never written
+        with other bytes. If the block is resident already, the page stays nameless."""
+        if key in self._resident or self._name[page] is not None:
+            return
+        self._resident[key] = page
+        self._name[page] = (key, token_hash)
+
+    def release(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self._references[page] -= 1
+            if self._references[page] == 0:
+                if self._name[page] is None:
+                    self._free.append(page)
+                else:
+                    self._idle[page] = None
+                    if len(self._idle) > self._max_idle:
+                        self._free.append(self._evict())
+
+    def payload(self, page: int) -> memoryview:
+        """The page's bytes, writable: layer -> (K, V) -> kv head -> token -> dim."""
+        return memoryview(self._bytes[page])
+
+    def leading(self, page: int, num_tokens: int) -> torch.Tensor:
+        """View [L, 2, H, num_tokens, D] of a page's first tokens."""
+        return self.data[page, :, :, :, :num_tokens]
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` if the books do not add up. For idle moments and tests."""
+        free, idle = set(self._free), set(self._idle)
+        held = {page for page, count in enumerate(self._references) if count > 0}
+        assert not free & idle and not free & held and not idle & held
+        assert len(free) + len(idle) + len(held) == self.num_pages
+        assert len(free) == len(self._free)
+        assert all(self._name[page] is not None for page in idle)
+        assert all(self._name[page] is None for page in free)
+        assert {self._name[page][0] for page in self._resident.values()} == set(self._resident)  # type: ignore[index]
+        assert len(held) <= self._reserved
+
+    def _evict(self) -> int:
+        """Forgets the idle page that was released longest ago, and returns it."""
+        page, _ = self._idle.popitem(last=False)
+        name = self._name[page]
+        assert name is not None
+        del self._resident[name[0]]
+        self._name[page] = None
+        return page

@@ -1,0 +1,40 @@
+"""The store as a model sees it: which blocks are ours, how large they are, where they lie."""
+
+from pathlib import Path
+
+from kvstore.codec import codec_named
+from kvstore.geometry import Geometry
+from kvstore.keys import Identity, check_key_constant
+from kvstore.nvme import NvmeTier
+from kvstore.store import KVStore
+from schemas.blob import ElementType
+from services.engine.model import Model
+from services.models.files import ModelFiles
+from services.settings import Kv
+
+
+def identity_of(files: ModelFiles, model: Model, block_tokens: int) -> Identity:
+    """What a block must agree with before its bytes mean anything to `model`."""
+    return Identity(
+        fingerprint=files.fingerprint,
+        tokenizer_hash=files.tokenizer_hash,
+        arithmetic=model.arithmetic.id,
+        dtype=_element_type(model),
+        block_tokens=block_tokens,
+    )
+
+
+def open_store(settings: Kv, identity: Identity, model: Model) -> KVStore:
+    """The store under `kv.data_dir`. Raises `SetupError` if keys or shapes cannot be trusted.
+
+    The caller closes its tiers.
+    """
+    check_key_constant()
+    config = model.config
+    geometry = Geometry(config.num_layers, config.num_kv_heads, config.head_dim, _element_type(model))
+    tier = NvmeTier(Path(settings.data_dir) / "kv", settings.max_bytes)
+    return KVStore([tier], identity, geometry, codec_named(settings.codec))
+
+
+def _element_type(model: Model) -> ElementType:
+    return ElementType.named(str(model.arithmetic.kv_dtype).removeprefix("torch."))

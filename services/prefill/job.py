@@ -1,0 +1,124 @@
+"""One job on its way through prefill: restore what is stored, compute the rest, publish token 0, store the blocks."""
+
+import asyncio
+
+from schemas.handoff import FirstToken, Handoff, handed_on, start_event
+from services import telemetry
+from services.engine.batch import Batch
+from services.engine.engine import Outcome
+from services.engine.sampler import Sampled, Sampler
+from services.engine.saver import Saver
+from services.engine.sequence import Sequence
+from services.worker.room import Permit
+from services.worker.run import JobRun
+from services.worker.runtime import Runtime
+from services.worker.stream import JobStream
+
+
+class PrefillJob:
+    def __init__(self, runtime: Runtime, batch: Batch, run: JobRun, permit: Permit, handoff: Handoff) -> None:
+        """`handoff` is the job, resolved: a draft without first tokens, or one that comes back for rework."""
+        self._runtime = runtime
+        self._batch = batch
+        self._run = run
+        self._permit = permit
+        self._handoff = handoff
+        self._stream = JobStream(run.put, runtime.text, handoff.sampling, run.history)
+        self._timings = dict(handoff.timings)
+        self._is_announced = run.history.start is not None
+        self._cached_tokens = run.history.start.cached_tokens if run.history.start else 0
+
+    async def perform(self) -> Handoff | None:
+        """The hand-off to publish, or None when the job has ended with its first tokens."""
+        stream = self._stream
+        stream.replay([(first.choice, Sampled(first.id, first.logprobs)) for first in self._handoff.first])
+        unsampled = [choice.number for choice in stream.choices if not choice.token_ids]
+        stored_blocks = await self._compute(self._handoff.prompt_token_ids, unsampled)
+        if stream.finished:
+            stream.end(len(self._handoff.prompt_token_ids), self._cached_tokens, self._timings)
+            return None
+        await self._rebuild_generated()
+        return await self._hand_on(stored_blocks)
+
+    async def _compute(self, token_ids: list[int], choices: list[int]) -> int:
+        """Puts K and V of `token_ids` into the store, and publishes the first token of each of `choices`.
+
+        Returns the number of leading blocks that are in the store.
+        """
+        runtime, handoff = self._runtime, self._handoff
+        await self._permit.resize(1, runtime.pages_for(len(token_ids)))
+        with telemetry.span("prefill.restore"):
+            restored = await runtime.blocks.restore(runtime.blocks.refs(handoff.tenant, handoff.salt, token_ids))
+        # The last token's logits are needed even when every block is a hit.
+        num_known = min(restored.tokens, len(token_ids) - 1) if choices else restored.tokens
+        saver = Saver(runtime.blocks, runtime.pool, handoff.tenant, handoff.salt)
+        computed: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        sequence = Sequence(
+            token_ids=token_ids,
+            pages=restored.pages,
+            num_computed=num_known,
+            samplers=[self._sampler(choice) for choice in choices],
+            on_computed=lambda outcome: None if computed.done() else computed.set_result(outcome),
+            on_block_full=lambda block: saver.save_block(sequence, block),
+        )
+        try:
+            self._announce(num_known)
+            if sequence.num_missing:
+                with telemetry.span("prefill.compute", rows=sequence.num_missing, cached=num_known):
+                    self._batch.join(sequence)
+                    self._publish_first(choices, await computed)
+            with telemetry.span("prefill.store"):
+                if restored.tokens < len(token_ids):
+                    saver.save_partial(sequence)
+                return await saver.stored_blocks(len(restored.pages))
+        finally:
+            self._batch.leave(sequence)
+
+    def _announce(self, num_cached: int) -> None:
+        """Publishes `start`, once a job."""
+        if self._is_announced:
+            return
+        self._is_announced = True
+        self._cached_tokens = num_cached
+        self._timings["queue_s"] = self._run.delivery.age_s()
+        telemetry.prefix_tokens_asked.add(len(self._handoff.prompt_token_ids))
+        telemetry.prefix_tokens_hit.add(num_cached)
+        self._run.put(start_event(self._handoff, num_cached))
+
+    def _publish_first(self, choices: list[int], outcome: Outcome) -> None:
+        if not isinstance(outcome, list):
+            raise outcome
+        for number, sampled in zip(choices, outcome, strict=True):
+            self._stream.push(self._stream.choices[number], sampled)
+        if choices:
+            self._timings["ttft_s"] = self._run.delivery.age_s()
+            telemetry.ttft_s.record(self._timings["ttft_s"])
+            telemetry.tokens.add(len(self._handoff.prompt_token_ids) - self._cached_tokens, kind="prompt")
+            telemetry.tokens.add(len(choices), kind="generated")
+            self._run.made_first_token()
+
+    async def _rebuild_generated(self) -> None:
+        """After a take-over choices may be long: decode continues each from blocks, so make those too."""
+        for choice in self._stream.choices:
+            if not choice.finished and len(choice.token_ids) > 1:
+                await self._compute(self._handoff.prompt_token_ids + choice.token_ids[:-1], [])
+
+    async def _hand_on(self, stored_blocks: int) -> Handoff:
+        firsts = [
+            FirstToken(choice=choice.number, id=choice.token_ids[0], logprobs=choice.first_logprobs)
+            for choice in self._stream.choices
+        ]
+        return handed_on(
+            self._handoff,
+            last=await self._run.settled(),
+            first=firsts,
+            stored_blocks=stored_blocks,
+            cached_tokens=self._cached_tokens,
+            timeout_left_s=self._run.seconds_left(),
+            timings=self._timings,
+        )
+
+    def _sampler(self, choice: int) -> Sampler:
+        sampling = self._handoff.sampling
+        assert sampling.seed is not None
+        return Sampler(sampling, sampling.seed, choice, self._handoff.prompt_token_ids)

@@ -1,0 +1,63 @@
+"""What a job's reply subject already tells: the work of earlier deliveries, read back before going on."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from collections.abc import Iterable
+from schemas.events import Accepted, End, Event, Finish, Retry, Start, Token, is_end
+from schemas.subjects import Stage
+
+
+class Stored(Protocol):
+    """A message on a reply subject, as `services.bus.history` reads it."""
+
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def claim(self) -> str: ...
+    @property
+    def events(self) -> list[Event]: ...
+
+
+@dataclass
+class History:
+    """`last` is the stream sequence of the last message, 0 when there is none."""
+
+    last: int = 0
+    start: Start | None = None
+    end: End | None = None
+    tokens: dict[int, list[Token]] = field(default_factory=dict)
+    finished: dict[int, Finish] = field(default_factory=dict)
+    num_lone_runs: int = 0
+    _last_writer: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, messages: Iterable[Stored]) -> "History":
+        history = cls()
+        for message in messages:
+            history.last = message.sequence
+            for event in message.events:
+                history._add(event)
+            if any(not isinstance(event, (Retry, Accepted)) for event in message.events):
+                stage_and_hop, _, delivery = message.claim.rpartition(".")
+                if delivery.isdigit():
+                    history._last_writer[stage_and_hop] = int(delivery)
+        return history
+
+    def num_fruitless(self, stage: Stage, hop: int, num_delivered: int) -> int:
+        """Deliveries of this queue message that came before this one and after the last that made an event."""
+        return num_delivered - 1 - self._last_writer.get(f"{stage}.{hop}", 0)
+
+    def _add(self, event: Event) -> None:
+        if isinstance(event, Retry):
+            self.num_lone_runs += 1
+            return
+        self.num_lone_runs = 0
+        if isinstance(event, Start):
+            self.start = event
+        elif isinstance(event, Token):
+            self.tokens.setdefault(event.choice, []).append(event)
+        elif isinstance(event, Finish):
+            self.finished[event.choice] = event
+        elif is_end(event):
+            self.end = event  # type: ignore[assignment]
