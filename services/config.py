@@ -67,19 +67,25 @@ def read(
     """
     groups: dict[str, dict[str, Any]] = {group: {} for group in Settings.__struct_fields__}
     sources = dict.fromkeys(KEYS, DEFAULT)
-    for name, value, source in (*_from_file(path, env), *_from_env(env), *_from_command_line(overrides or {})):
-        group, _, field = name.partition(".")
-        groups[group][field] = _checked(name, value, source)
-        sources[name] = source
+    for found in (*_from_file(path, env), *_from_env(env), *_from_command_line(overrides or {})):
+        group, _, field = found.name.partition(".")
+        groups[group][field] = _checked(found)
+        sources[found.name] = found.source
     settings = msgspec.convert(groups, Settings)
     _refuse_contradictions(settings, sources)
     return Loaded(settings, sources)
 
 
-Found = tuple[str, Any, str]  # key, raw value, source
+class _Found(NamedTuple):
+    """`unparsed`: a string stands for a value of any type, as in the environment; in a file it is a string."""
+
+    name: str
+    value: Any
+    source: str
+    unparsed: bool = True
 
 
-def _from_file(path: str | Path | None, env: Mapping[str, str]) -> Iterator[Found]:
+def _from_file(path: str | Path | None, env: Mapping[str, str]) -> Iterator[_Found]:
     asked = path if path is not None else env.get(CONFIG_FILE_ENV, DEFAULT_FILE)
     if not str(asked):
         return
@@ -98,23 +104,23 @@ def _from_file(path: str | Path | None, env: Mapping[str, str]) -> Iterator[Foun
         if not isinstance(entries, dict):
             raise SetupError(f"{group} in {file} must be a table: write [{group}]")
         for name, value in entries.items():
-            yield _known(f"{group}.{name}", str(file)), value, str(file)
+            yield _Found(_known(f"{group}.{name}", str(file)), value, str(file), unparsed=False)
 
 
-def _from_env(env: Mapping[str, str]) -> Iterator[Found]:
+def _from_env(env: Mapping[str, str]) -> Iterator[_Found]:
     by_env = {entry.env: name for name, entry in KEYS.items()}
     for variable, value in env.items():
         if not variable.startswith(ENV_PREFIX) or variable == CONFIG_FILE_ENV:
             continue
         if variable not in by_env:
             raise SetupError(f"unknown environment variable {variable}{_hint(variable, by_env)}")
-        yield by_env[variable], value, f"environment {variable}"
+        yield _Found(by_env[variable], value, f"environment {variable}")
 
 
-def _from_command_line(overrides: Mapping[str, Any]) -> Iterator[Found]:
+def _from_command_line(overrides: Mapping[str, Any]) -> Iterator[_Found]:
     for name, value in overrides.items():
         if value is not None:
-            yield _known(name, "the command line"), value, "command line"
+            yield _Found(_known(name, "the command line"), value, "command line")
 
 
 def _known(name: str, where: str) -> str:
@@ -128,19 +134,24 @@ def _hint(name: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
     return f"; did you mean {close[0]}?" if close else "; `kvrelay config table` lists all keys"
 
 
-def _checked(name: str, value: Any, source: str) -> Any:
-    """`value` as the type of `name`; text from the environment or the command line is parsed."""
-    group, _, field = name.partition(".")
+def _checked(found: _Found) -> Any:
+    """The value as the type of its key."""
+    group, _, field = found.name.partition(".")
     hint = get_type_hints(get_type_hints(Settings)[group], include_extras=True)[field]
-    if get_args(hint)[0] is bool and isinstance(value, str):
+    value, parse = found.value, found.unparsed and isinstance(found.value, str)
+    if parse and get_args(hint)[0] is bool:
         value = value.lower()
     try:
-        parsed = msgspec.convert(value, hint, strict=not isinstance(value, str))
+        checked = msgspec.convert(value, hint, strict=not parse)
     except msgspec.ValidationError as error:
-        raise SetupError(f"{name} = {value!r} (from {source}): {error}", param=name) from error
-    if isinstance(parsed, float) and not math.isfinite(parsed):
-        raise SetupError(f"{name} = {value!r} (from {source}): must be finite", param=name)
-    return parsed
+        raise _bad_value(found, str(error)) from error
+    if isinstance(checked, float) and not math.isfinite(checked):
+        raise _bad_value(found, "must be finite")
+    return checked
+
+
+def _bad_value(found: _Found, why: str) -> SetupError:
+    return SetupError(f"{found.name} = {found.value!r} (from {found.source}): {why}", param=found.name)
 
 
 # (at fault, measured against, what must hold, in words)
@@ -162,10 +173,11 @@ def _refuse_contradictions(settings: Settings, sources: Mapping[str, str]) -> No
             )
 
 
-def to_env(settings: Settings) -> dict[str, str]:
-    """`settings` as environment variables: a child that gets these, and no others of ours, loads the same."""
-    values = {entry.env: str(value_of(settings, name)) for name, entry in KEYS.items()}
-    return {CONFIG_FILE_ENV: "", **values}
+def to_env(settings: Settings, env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of a child process that shall have the very same settings, whatever files say by then."""
+    others = {name: value for name, value in env.items() if not name.startswith(ENV_PREFIX)}
+    ours = {key.env: str(value_of(settings, name)) for name, key in KEYS.items()}
+    return {**others, CONFIG_FILE_ENV: "", **ours}
 
 
 class Otel(NamedTuple):

@@ -1,0 +1,41 @@
+"""`kvrelay bench`: measures, and prints JSON lines to compare with."""
+
+import json
+
+import click
+
+from schemas.errors import SetupError
+from services.cli.options import with_settings
+from services.config import Settings
+from services.supervisor import cores
+
+
+@click.group()
+def bench() -> None:
+    """Measure this machine."""
+
+
+@bench.command()
+@with_settings("compute.model", "compute.dtype", "compute.threads", "kv.data_dir")
+@click.option("--batch", "batches", default="1,4,8,16", show_default=True, help="Batch sizes, comma-separated.")
+@click.option("--ctx", type=click.IntRange(16), default=512, show_default=True, help="Prompt tokens a sequence.")
+@click.option("--steps", type=click.IntRange(1), default=64, show_default=True, help="Decode steps measured.")
+def engine(settings: Settings, batches: str, ctx: int, steps: int) -> None:
+    """The bare engine, without queue and store: prefill and decode tokens/s, one JSON line a batch size."""
+    sizes = _sizes(batches)
+    cores.own(settings.compute.cores)
+    from services.bench.engine import run
+
+    threads = settings.compute.threads or len(cores.usable())
+    for line in run(settings, sizes, ctx, threads, steps):
+        click.echo(json.dumps(line))
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise SetupError(f"--batch {text!r} is not a list of sizes like 1,4,8")
+    return sizes
