@@ -12,7 +12,7 @@ BIN := .venv/bin
 STAMP := .venv/installed-$(shell echo "$(CURDIR)" | cksum | cut -d " " -f 1)
 CODE := schemas kernels kvstore services tests
 
-.PHONY: help setup demo up test test-all check format clean
+.PHONY: help setup demo up test test-all check format readme clean
 
 help:
 	@echo "make demo      start a pipeline, ask it three questions, stop"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-all  the suite with its slow tests"
 	@echo "make check     format, lint, types, architecture"
 	@echo "make format    rewrite files in the house format"
+	@echo "make readme    write the table of settings into README.md"
 	@echo "make setup     only set up .venv"
 
 setup: $(STAMP)
@@ -57,6 +58,9 @@ check: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/ruff check --fix $(CODE)
+
+readme: $(STAMP)
+	$(BIN)/kvrelay config table --update README.md
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
