@@ -1,10 +1,11 @@
 """One job on its way through decode: merge its blocks into pages, generate, or pass it on."""
 
 import asyncio
+import contextlib
 import time
 from typing import NamedTuple
 
-from schemas.errors import InvalidRequest
+from schemas.errors import ClaimLost, InvalidRequest
 from schemas.handoff import Handoff, handed_on, start_event
 from schemas.subjects import Stage
 from services import telemetry
@@ -56,6 +57,7 @@ class DecodeJob:
         self._stream = JobStream(run.put, runtime.text, handoff.sampling, run.history)
         self._generations: list[Generation] = []
         self._all_finished = asyncio.Event()
+        self._relief: asyncio.Task[None] | None = None
 
     async def perform(self) -> PassedOn | None:
         """What to publish instead of going on, or None when the job has ended."""
@@ -116,7 +118,7 @@ class DecodeJob:
             num_computed=restored.tokens,
             samplers=[sampler],
             index=len(choice.token_ids),
-            is_paused=lambda: self._run.writer.congested,
+            is_paused=self._is_congested,
             on_computed=lambda outcome: self._on_computed(generation, outcome),
         )
         if self._runtime.settings.kv.store_generated:
@@ -151,6 +153,20 @@ class DecodeJob:
         generation.sequence.token_ids.append(sampled.id)
         generation.sequence.index += 1
         generation.sampler.note(sampled.id)
+
+    def _is_congested(self) -> bool:
+        """The broker is behind: the job pauses until everything is stored."""
+        if not self._run.writer.congested:
+            return False
+        if self._relief is None:
+            self._relief = asyncio.create_task(self._go_on_when_drained())
+        return True
+
+    async def _go_on_when_drained(self) -> None:
+        with contextlib.suppress(ClaimLost):
+            await self._run.settled()
+        self._relief = None
+        self._batch.wake()
 
     def _count_token(self, generation: Generation) -> None:
         now_s = time.monotonic()

@@ -5,8 +5,6 @@ import asyncio
 from schemas.errors import InvalidRequest
 from schemas.handoff import parse_handoff
 from schemas.subjects import Stage
-from services.bus.connection import Bus
-from services.bus.publish import publish_handoff
 from services.decode.job import DecodeJob
 from services.worker.room import Permit
 from services.worker.run import JobRun
@@ -18,16 +16,13 @@ class DecodeRole:
     stages = (Stage.DECODE,)
     feeds = None
 
-    def __init__(self, runtime: Runtime, bus: Bus) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         # Known tokens that are missing here are run through at most a block a step, so that nobody waits for long.
         block_tokens = runtime.pool.block_tokens
         max_sequences = runtime.settings.scheduler.max_sequences
         self.batch = runtime.batch(chunk_tokens=block_tokens, token_budget=max_sequences + block_tokens)
         self._runtime = runtime
-        self._bus = bus
         self._handing_back = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._num_jobs = 0
 
     def has_budget(self, num_preparing: int) -> bool:
         """The room for sequences is the only bound here."""
@@ -35,6 +30,8 @@ class DecodeRole:
 
     async def work(self, run: JobRun, permit: Permit) -> None:
         handoff = parse_handoff(run.delivery.data)
+        if run.history.end is not None:
+            return
         if handoff.sampling.n > self._runtime.settings.scheduler.max_sequences:
             raise InvalidRequest("n is larger than scheduler.max_sequences of the decode workers", param="n")
         run.watch_owner(handoff.owner, handoff.on_disconnect)
@@ -44,13 +41,8 @@ class DecodeRole:
         if passed_on is None:
             await run.settled()
         else:
-            await publish_handoff(self._bus, passed_on.handoff, run.delivery.lane, passed_on.stage)
-
-    async def drain(self, has_peer: bool) -> None:
-        """With another worker of the build alive, running jobs go to it at once."""
-        if has_peer:
-            self._handing_back.set()
+            await run.publish(passed_on.handoff, passed_on.stage)
 
     def hand_back(self) -> None:
-        """The grace time is over."""
+        """Running jobs store what they have and go to another worker of the build."""
         self._handing_back.set()

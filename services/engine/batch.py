@@ -4,9 +4,15 @@ One class serves both stages: a prompt is a sequence with many missing tokens, a
 """
 
 import asyncio
+from collections.abc import Callable
 
+from services.bus.progress import Progress
 from services.engine.engine import Engine, Work
 from services.engine.sequence import Sequence
+
+
+def _nothing() -> None:
+    return None
 
 
 class Batch:
@@ -23,6 +29,8 @@ class Batch:
         self._sequences: list[Sequence] = []
         self._left_during_pass: list[int] = []
         self._in_pass = False
+        self.progress = Progress()
+        self.after_pass: Callable[[], None] = _nothing
         self._changed = asyncio.Event()
         self._pass_over = asyncio.Event()
 
@@ -65,6 +73,7 @@ class Batch:
             members, works = self._plan()
             if not works:
                 self._changed.clear()
+                self.progress.rest()
                 if not self._sequences:
                     self._engine.pool.check_integrity()
                 await self._changed.wait()
@@ -74,6 +83,7 @@ class Batch:
     async def _pass(self, members: list[Sequence], works: list[Work]) -> None:
         self._in_pass = True
         self._pass_over.clear()
+        self.progress.begin()
         try:
             outcomes = await self._engine.run(works)
         finally:
@@ -81,12 +91,14 @@ class Batch:
             self._pass_over.set()
             self._engine.pool.release(self._left_during_pass)
             self._left_during_pass = []
+        self.progress.step()
         for sequence, work, outcome in zip(members, works, outcomes, strict=True):
             if sequence not in self._sequences:
                 continue
             sequence.advance(len(work.token_ids), self._engine.pool.block_tokens)
             if sequence.num_missing == 0:
                 sequence.on_computed(outcome)
+        self.after_pass()
 
     def _plan(self) -> tuple[list[Sequence], list[Work]]:
         members, works, budget = [], [], self._token_budget

@@ -18,7 +18,6 @@ from kvstore.keys import BlockRef, Identity, block_refs, root_key
 from kvstore.store import KVStore
 from services.engine.pages import PagePool
 
-
 log = logging.getLogger(__name__)
 
 

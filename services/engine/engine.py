@@ -39,14 +39,11 @@ class Engine:
     def __init__(self, model: Model, pool: PagePool) -> None:
         self.model = model
         self.pool = pool
-        self.num_steps = 0  # a worker whose counter stands still is stuck
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
 
     async def run(self, works: Seq[Work]) -> list[Outcome]:
         """One pass. An outcome is the sampled tokens, or the error that concerns this `Work` alone."""
-        outcomes = await asyncio.get_running_loop().run_in_executor(self._thread, self.run_now, works)
-        self.num_steps += 1
-        return outcomes
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self.run_now, works)
 
     def run_now(self, works: Seq[Work]) -> list[Outcome]:
         """The same on the calling thread."""

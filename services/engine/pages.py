@@ -3,10 +3,10 @@
 Knows nothing of tokens, jobs or the store. Only the event loop's thread takes and releases pages.
 """
 
-import torch
-
 from collections import OrderedDict
 from collections.abc import Iterable
+
+import torch
 
 from schemas.errors import KvrelayError
 

@@ -44,10 +44,10 @@ class Sampler:
         self._seed = seed
         self._choice = choice
         self._generated: Counter[int] = Counter()
-        self._greedy = (
-            sampling.temperature < GREEDY_TEMPERATURE or sampling.top_k == 1 or sampling.top_p == 0.0
+        self._greedy = sampling.temperature < GREEDY_TEMPERATURE or sampling.top_k == 1 or sampling.top_p == 0.0
+        self._prompt_ids = (
+            np.unique(np.fromiter(prompt, dtype=np.int64)) if sampling.repetition_penalty != 1.0 else None
         )
-        self._prompt_ids = np.unique(np.fromiter(prompt, dtype=np.int64)) if sampling.repetition_penalty != 1.0 else None
         self._shifts = bool(
             sampling.logit_bias
             or sampling.presence_penalty
@@ -68,10 +68,8 @@ class Sampler:
         if not np.isfinite(top):
             raise NotFinite("the model produced a logit that is not a number")
         scores = self._shifted(logits) if self._shifts else logits
-        if self._greedy:
-            token = int(scores.argmax())  # numpy returns the first of equals: the lowest id
-        else:
-            token = self._draw(np.asarray(scores, dtype=np.float64), index)
+        # numpy's argmax is the first of equals: the lowest id
+        token = int(scores.argmax()) if self._greedy else self._draw(np.asarray(scores, dtype=np.float64), index)
         wanted = self._sampling.logprobs
         return Sampled(token, None if wanted is None else logprobs_of(logits, token, wanted))
 
@@ -100,9 +98,7 @@ class Sampler:
         return int(ids[min(int(np.searchsorted(cumulative, point, side="right")), len(ids) - 1)])
 
 
-def _candidates(
-    scores: Scores, top_k: int, top_p: float, min_p: float
-) -> tuple[npt.NDArray[np.int64], Scores]:
+def _candidates(scores: Scores, top_k: int, top_p: float, min_p: float) -> tuple[npt.NDArray[np.int64], Scores]:
     """Ids that may be drawn and their weights (not normalised): top_k, then top_p of what is left, then min_p.
 
     Without a filter the order is by id, with one it is by score, equals by id.

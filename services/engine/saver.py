@@ -47,4 +47,3 @@ class Saver:
         save = asyncio.get_running_loop().create_task(self._blocks.save(ref, page))
         save.add_done_callback(lambda _: self._pool.unpin(page))
         self._saves[block] = save
-

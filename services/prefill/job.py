@@ -63,6 +63,7 @@ class PrefillJob:
         )
         try:
             self._announce(num_known)
+            self._run.is_preparing = False
             if sequence.num_missing:
                 with telemetry.span("prefill.compute", rows=sequence.num_missing, cached=num_known):
                     self._batch.join(sequence)

@@ -12,9 +12,7 @@ from services.text.prompt import resolve_max_tokens, resolve_prompt
 from services.worker.history import History
 
 
-def draft_handoff(
-    job: Job, *, tenant: str, job_id: str, origin: str, build: str, text: TextModel
-) -> Handoff:
+def draft_handoff(job: Job, *, tenant: str, job_id: str, origin: str, build: str, text: TextModel) -> Handoff:
     """The hand-off that prefill will fill in.
 
     Raises `InvalidRequest`, `ContextLengthExceeded` or `ModelNotFound`.
@@ -51,7 +49,7 @@ def draft_handoff(
     )
 
 
-def is_repeat(history: History, handoff: Handoff) -> bool:
+def is_repeat(history: History, job: Job, job_id: str, origin: str) -> bool:
     """Whether the reply subject belongs to an earlier message with the same id and the same job.
 
     Raises `IdConflict` if it belongs to another job.
@@ -59,7 +57,6 @@ def is_repeat(history: History, handoff: Handoff) -> bool:
     start = history.start
     if start is None:
         return False
-    if start.digest != handoff.digest:
-        raise IdConflict(f"the id {handoff.job} already names another job", param="id")
-    return start.origin != handoff.origin
-
+    if start.digest != job_digest(job):
+        raise IdConflict(f"the id {job_id} already names another job", param="id")
+    return start.origin != origin

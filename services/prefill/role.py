@@ -5,8 +5,6 @@ import asyncio
 from schemas.handoff import Handoff, parse_handoff
 from schemas.job import Job, parse_job
 from schemas.subjects import Stage
-from services.bus.connection import Bus
-from services.bus.publish import publish_handoff
 from services.prefill.job import PrefillJob
 from services.prefill.request import draft_handoff, is_repeat
 from services.worker.room import Permit
@@ -21,26 +19,19 @@ class PrefillRole:
     stages = (Stage.REWORK, Stage.PREFILL)
     feeds = "decode"
 
-    def __init__(self, runtime: Runtime, bus: Bus) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         scheduler = runtime.settings.scheduler
         self.batch = runtime.batch(chunk_tokens=scheduler.chunk_tokens, token_budget=scheduler.token_budget)
         self._scheduler = scheduler
         self._runtime = runtime
-        self._bus = bus
 
     def has_budget(self, num_preparing: int) -> bool:
         chunk = self._scheduler.chunk_tokens
         return self.batch.num_missing + (num_preparing + 1) * chunk <= self._scheduler.token_budget
 
     async def work(self, run: JobRun, permit: Permit) -> None:
-        ttft_timeout_s = None
-        if run.delivery.stage is Stage.REWORK:
-            handoff = parse_handoff(run.delivery.data)
-        else:
-            job = parse_job(run.delivery.data)
-            handoff = await self._draft(run, job)
-            ttft_timeout_s = None if run.history.tokens else job.ttft_timeout_s
-        if is_repeat(run.history, handoff):
+        handoff, ttft_timeout_s = await self._resolve(run)
+        if run.history.end is not None or handoff is None:
             return
         run.watch_owner(handoff.owner, handoff.on_disconnect)
         run.set_deadline(handoff.timeout_left_s, ttft_timeout_s)
@@ -48,10 +39,19 @@ class PrefillRole:
         if passed_on is None:
             await run.settled()
         else:
-            await publish_handoff(self._bus, passed_on, run.delivery.lane, Stage.DECODE)
+            await run.publish(passed_on, Stage.DECODE)
 
-    async def drain(self, has_peer: bool) -> None:
+    def hand_back(self) -> None:
         """Prompts are short work: those under way finish; what does not in time is redelivered elsewhere."""
+
+    async def _resolve(self, run: JobRun) -> tuple[Handoff | None, float | None]:
+        """The job as a draft of its hand-off, and its deadline for the first token; None for a mere repeat."""
+        if run.stage is Stage.REWORK:
+            return parse_handoff(run.delivery.data), None
+        job = parse_job(run.delivery.data)
+        if is_repeat(run.history, job, run.job, run.delivery.origin) or run.history.end is not None:
+            return None, None
+        return await self._draft(run, job), None if run.history.tokens else job.ttft_timeout_s
 
     async def _draft(self, run: JobRun, job: Job) -> Handoff:
         """On another thread: tokenising a megabyte takes a while."""

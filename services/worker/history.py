@@ -1,9 +1,9 @@
 """What a job's reply subject already tells: the work of earlier deliveries, read back before going on."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from collections.abc import Iterable
 from schemas.events import Accepted, End, Event, Finish, Retry, Start, Token, is_end
 from schemas.subjects import Stage
 

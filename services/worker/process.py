@@ -1,32 +1,29 @@
 """The life of a worker process: warm up, say so, take jobs one at a time, hand back, exit.
 
-The stages differ in their `Role`; everything about queues, claims, poison, cancels and shutdown is here.
+The stages differ in their `Role`; claims, poison, cancels, owners and shutdown are the same for both and live here.
 """
 
 import asyncio
 import logging
 import os
-import secrets
-import signal
 import socket
-from collections.abc import Callable
 from typing import Protocol
 
-from schemas.beat import OWNER_SILENT_AFTER_S, Beat, ProcessState
-from schemas.errors import Cancelled, KvrelayError, Poisoned, Settle
+from schemas.beat import OWNER_SILENT_AFTER_S, Beat, ProcessRole, ProcessState
+from schemas.errors import Cancelled, IdConflict, KvrelayError, Poisoned, Settle
 from schemas.events import Retry
-from schemas.subjects import Stage, claim
+from schemas.subjects import Lane, Stage
 from services import telemetry
-from services.bus.beats import BeatPublisher, BeatTable
+from services.bus.beats import BeatTable
 from services.bus.cancels import CancelListener
 from services.bus.connection import Bus
-from services.bus.delivery import Delivery, run_delivery
+from services.bus.delivery import Delivery
+from services.bus.delivery import run as run_delivery
 from services.bus.history import read_all
-from services.bus.publish import dead_letter
 from services.bus.queue import WorkQueue
-from services.bus.replies import ReplyWriter
-from services.bus.streams import ensure_consumers, ensure_streams
+from services.bus.streams import Source
 from services.engine.batch import Batch
+from services.worker.address import Address, address_of
 from services.worker.admission import Admission
 from services.worker.history import History
 from services.worker.room import Permit, Room
@@ -39,44 +36,179 @@ MAX_LONE_RUNS = 3
 OWNER_CHECK_S = 1.0
 
 
-class Address(Protocol):
-    """Who a queue message is about; known even when the message itself is no valid job."""
-
-    tenant: str
-    job: str
-    hop: int
-
-
 class Role(Protocol):
     """What a stage adds to the process."""
 
-    name: str
+    name: ProcessRole
+    stages: tuple[Stage, ...]  # whose queues it takes jobs from, best first
+    feeds: ProcessRole | None  # jobs are taken only while a worker of this role and the same build beats
     batch: Batch
 
-    def sources(self) -> list[tuple[Stage, object]]: ...
-
-    def address(self, delivery: Delivery) -> Address:
-        """Never raises."""
-
-    async def ready_for_more(self) -> None:
-        """Returns when another job may be pulled, apart from sequences and pages."""
+    def has_budget(self, num_preparing: int) -> bool:
+        """Whether one more job may be taken, while `num_preparing` have not joined the batch yet."""
 
     async def work(self, run: JobRun, permit: Permit) -> None:
         """The job, from its message to the last thing that must be stored before the message is settled."""
 
-    async def drain(self, grace_s: float) -> None:
-        """No more jobs come: finish or hand back those that run."""
+    def hand_back(self) -> None:
+        """No more jobs come: those that run go to other workers, with what they have."""
 
 
 class WorkerProcess:
-    def __init__(self, runtime: Runtime, bus: Bus, role: Role, beats: BeatTable, process: str) -> None:
-        self.runtime = runtime
-        self.bus = bus
-        self.role = role
-        self.beats = beats
+    """One worker: made ready by its maker, run once by `serve`."""
+
+    def __init__(self, process: str, runtime: Runtime, bus: Bus, beats: BeatTable, role: Role) -> None:
         self.process = process
-        self.room = Room(runtime.pool, runtime.settings.scheduler.max_sequences)
-        self.state: ProcessState = "warming"
+        self.state: ProcessState = "ok"
+        self._runtime = runtime
+        self._bus = bus
+        self._beats = beats
+        self._role = role
+        self._room = Room(runtime.pool, runtime.settings.scheduler.max_sequences)
         self._admission = Admission()
         self._runs: dict[tuple[str, str], JobRun] = {}
         self._jobs: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        role.batch.after_pass = self._changed.set
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Takes jobs until `stop` is set, then ends what runs or hands it back."""
+        queue = WorkQueue(self._bus, self._sources())
+        cancels = CancelListener(self._bus, self._on_cancel)
+        loops = [
+            asyncio.create_task(self._role.batch.run(), name="batch"),
+            asyncio.create_task(self._watch_owners(), name="owners"),
+            asyncio.create_task(self._take_jobs(queue), name="take jobs"),
+        ]
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait([*loops, stopping], return_when=asyncio.FIRST_COMPLETED)
+            for loop in loops:
+                if loop.done():
+                    loop.result()  # a loop only ends by an error, which ends the process
+            loops.pop().cancel()
+            await self._drain(queue)
+        finally:
+            stopping.cancel()
+            for loop in loops:
+                loop.cancel()
+            await cancels.close()
+            await queue.close()
+
+    def beat(self) -> Beat:
+        return Beat(
+            process=self.process,
+            role=self._role.name,
+            state=self.state,
+            model=self._runtime.text.slug,
+            build=self._runtime.build,
+            running=self._room.num_sequences,
+            capacity=self._room.max_sequences,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
+
+    def _sources(self) -> list[Source]:
+        """Interactive jobs before batch jobs, and what was begun before what is new."""
+        return [
+            Source(stage, lane, self._runtime.text.slug, self._runtime.build)
+            for lane in (Lane.INTERACTIVE, Lane.BATCH)
+            for stage in self._role.stages
+        ]
+
+    async def _take_jobs(self, queue: WorkQueue) -> None:
+        while True:
+            await self._admission.wait_open()
+            if self._role.feeds is not None:
+                await self._beats.wait_for(self._role.feeds, build=self._runtime.build)
+            while not self._role.has_budget(sum(run.is_preparing for run in self._runs.values())):
+                self._changed.clear()
+                await self._changed.wait()
+            permit = await self._room.enter(1, self._runtime.context_pages)
+            try:
+                delivery = await queue.next()
+            except asyncio.CancelledError:
+                permit.close()
+                raise
+            job = asyncio.create_task(self._job(delivery, permit))
+            self._jobs.add(job)
+            job.add_done_callback(self._jobs.discard)
+
+    async def _job(self, delivery: Delivery, permit: Permit) -> None:
+        try:
+            await run_delivery(delivery, lambda delivery: self._handle(delivery, permit))
+        except Exception:  # the outermost loop: one job's bug must not end the others
+            log.exception("%r failed for a reason that is a bug; it is abandoned and comes back", delivery)
+        finally:
+            permit.close()
+            self._changed.set()
+
+    async def _handle(self, delivery: Delivery, permit: Permit) -> None:
+        """The job of one delivery. What it raises decides how the message is settled."""
+        address = address_of(delivery)
+        context = telemetry.extract(delivery.headers)
+        with telemetry.span(self._role.name, context, tenant=address.tenant, job=address.job):
+            delivery.progress = self._role.batch.progress
+            history = History.of(await read_all(self._bus, address.tenant, address.job))
+            run = JobRun(self._bus, address, delivery, history)
+            self._runs[address.tenant, address.job] = run
+            try:
+                await self._perform(run, address, permit)
+            finally:
+                if self._runs.get((address.tenant, address.job)) is run:
+                    del self._runs[address.tenant, address.job]
+                self._admission.leave(run)
+                run.close()
+
+    async def _perform(self, run: JobRun, address: Address, permit: Permit) -> None:
+        telemetry.job_started(tenant=run.tenant, job=run.job, stage=self._role.name)
+        code = "ok"
+        try:
+            await self._admit(run, address)
+            await run.work(self._role.work(run, permit))
+        except KvrelayError as error:
+            code = error.code
+            if error.settle in (Settle.ACK, Settle.DEAD_LETTER) and not isinstance(error, IdConflict):
+                await run.end(error)
+            raise
+        finally:
+            telemetry.job_ended(tenant=run.tenant, job=run.job, code=code, stage=self._role.name)
+
+    async def _admit(self, run: JobRun, address: Address) -> None:
+        """Waits until the job may run: alone, if its last delivery died without a new event."""
+        if run.history.num_lone_runs >= MAX_LONE_RUNS:
+            raise Poisoned(f"the job brought its worker down {MAX_LONE_RUNS} times while it ran alone")
+        fruitless = run.history.num_fruitless(run.stage, address.hop, run.delivery.num_delivered)
+        await self._admission.enter(run, suspect=fruitless > 0)
+        if fruitless > 0:
+            run.put(Retry(attempt=run.history.num_lone_runs + 1))
+            await run.settled()
+            run.on_event = lambda: self._admission.clear(run)
+
+    async def _watch_owners(self) -> None:
+        """Ends the jobs of gateways that died."""
+        while True:
+            await asyncio.sleep(OWNER_CHECK_S)
+            for run in list(self._runs.values()):
+                if run.owner is not None and self._beats.owner_silent(run.owner, OWNER_SILENT_AFTER_S):
+                    run.interrupt(Cancelled(f"the process that asked for this job, {run.owner}, is gone"))
+
+    def _on_cancel(self, tenant: str, job: str) -> None:
+        run = self._runs.get((tenant, job))
+        if run is not None:
+            run.interrupt(Cancelled("the job was cancelled"))
+
+    async def _drain(self, queue: WorkQueue) -> None:
+        self.state = "draining"
+        grace_s = self._runtime.settings.scheduler.grace_s
+        if not self._beats.others(self.process, self._role.name, self._runtime.build):
+            await self._wait_for_jobs(grace_s)
+        self._role.hand_back()
+        await self._wait_for_jobs(grace_s)
+        for job in self._jobs:
+            job.cancel()
+        log.info("drained, %d jobs left to other workers", len(self._jobs))
+
+    async def _wait_for_jobs(self, timeout_s: float) -> None:
+        if self._jobs:
+            await asyncio.wait(self._jobs, timeout=timeout_s)

@@ -4,49 +4,60 @@ Knows nothing of how the tokens are computed.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-from schemas.errors import Cancelled, DeadlineExceeded, KvrelayError, Settle
+from schemas.errors import Cancelled, ClaimLost, DeadlineExceeded, KvrelayError
 from schemas.events import Error, Event
+from schemas.handoff import Handoff
 from schemas.job import MAX_TIMEOUT_S
+from schemas.subjects import Stage
+from services import telemetry
+from services.bus.connection import Bus
 from services.bus.delivery import Delivery
+from services.bus.publish import publish_handoff
 from services.bus.replies import ReplyWriter
+from services.worker.address import Address
 from services.worker.history import History
-
-
-class Superseded(KvrelayError):
-    """Another worker has the job, or may have it: publish nothing, settle nothing."""
-
-    settle = Settle.DROP
 
 
 class JobRun:
     """Made on receipt; `work` runs the job's coroutine so that `interrupt` stops it wherever it waits."""
 
-    def __init__(self, tenant: str, job: str, delivery: Delivery, history: History, writer: ReplyWriter) -> None:
-        self.tenant = tenant
-        self.job = job
+    def __init__(self, bus: Bus, address: Address, delivery: Delivery, history: History) -> None:
+        self._bus = bus
+        self.tenant = address.tenant
+        self.job = address.job
+        self.stage = delivery.stage
         self.delivery = delivery
         self.history = history
-        self.writer = writer
         self.owner: str | None = None  # the gateway whose death ends the job
-        self.trace: dict[str, str] = {}
+        self.is_preparing = True  # has not joined the batch yet
+        self.on_event: Callable[[], None] | None = None  # called once, with the next event
+        delivery.on_lost = self._on_claim_lost
+        self.writer = ReplyWriter(
+            bus,
+            address.tenant,
+            address.job,
+            last=history.last,
+            claim=delivery.claim(address.hop),
+            trace=telemetry.inject(),
+            on_lost=self._on_lost,
+        )
         self._timeout_s = MAX_TIMEOUT_S
         self._reason: KvrelayError | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def name(self) -> tuple[str, str]:
-        return self.tenant, self.job
-
     def put(self, *events: Event) -> None:
         """Publishes on the job's reply subject, unless the claim has lapsed."""
         if self.delivery.held:
             self.writer.put(*events)
+            if self.on_event is not None:
+                on_event, self.on_event = self.on_event, None
+                on_event()
         else:
-            self.interrupt(Superseded(f"the claim on {self.job} lapsed"))
+            self._on_claim_lost()
 
     def interrupt(self, reason: KvrelayError) -> None:
         """Stops the job at its next await; the first reason counts."""
@@ -88,12 +99,44 @@ class JobRun:
         finally:
             self._clear_timer()
 
+    def close(self) -> None:
+        """Nothing more will be published."""
+        self._clear_timer()
+        self.delivery.on_lost = None
+        self.writer.close()
+
+    def _on_claim_lost(self) -> None:
+        self.interrupt(ClaimLost(f"the claim on {self.job} lapsed"))
+
+    def _on_lost(self) -> None:
+        if self.writer.ended:
+            self.interrupt(Cancelled(f"somebody else ended {self.job}"))
+        else:
+            self.interrupt(ClaimLost(f"another worker has {self.job}"))
+
     async def end(self, error: KvrelayError) -> None:
-        """Publishes the end that `error` describes and waits until it, or somebody else's end, is stored."""
+        """Publishes the end that `error` describes, and waits until it or somebody else's end is stored.
+
+        Raises `ClaimLost` when the end is not this delivery's to write.
+        """
+        if self.history.end is not None:
+            return
         if not self.delivery.held:
-            raise Superseded(f"the claim on {self.job} lapsed") from error
+            raise ClaimLost(f"the claim on {self.job} lapsed") from error
         self.writer.put(Error.of(error))
         await self.settled()
+
+    async def publish(self, handoff: Handoff, stage: Stage) -> None:
+        """Puts the job on the queue of its next stage, for as long as the claim is ours to do so."""
+        await publish_handoff(
+            self._bus,
+            handoff,
+            self.delivery.source.model,
+            self.delivery.lane,
+            stage,
+            telemetry.inject(),
+            held=lambda: self.delivery.held,
+        )
 
     async def settled(self) -> int:
         """Waits until everything that was put is stored; the sequence of the last message."""
