@@ -59,17 +59,17 @@ class BlobFormat:
         fields = self._header(ref, codec.id, sum(map(len, stored))).pack()
         return [memoryview(fields + _digest(fields, stored)), *stored]
 
-    def open(self, ref: BlockRef, head: memoryview, stored: memoryview, into: memoryview) -> None:
-        """Fills `into`, of which `stored` may be a part, with the payload of a blob that must be the block `ref`.
+    def open(self, ref: BlockRef, head: memoryview, buffer: memoryview, stored_bytes: int) -> None:
+        """In place: the first `stored_bytes` of `buffer` become the payload of the block `ref`, which fills it.
 
-        Raises `DamagedBlob` or `MismatchedBlob`; then `into` holds anything.
+        Raises `DamagedBlob`, or `MismatchedBlob` when it is another block; then `buffer` holds anything.
         """
-        header = open_blob(head, stored)
+        header = open_blob(head, buffer[:stored_bytes])
         if header.key != ref.key:
             raise DamagedBlob(f"it is the block {header.key.hex()[:16]} under another's name")
         if wrong := self._differences(header, ref):
             raise MismatchedBlob(f"it is not ours: {wrong}")
-        CODECS[header.codec].decode(stored, self._geometry, ref.num_tokens, into)
+        CODECS[header.codec].decode(buffer, stored_bytes, self._geometry, ref.num_tokens)
 
     def describes(self, ref: BlockRef, head: memoryview, blob_bytes: int) -> bool:
         """Whether a blob of that size with this header would be the block `ref` if it is sound. Reads no payload."""

@@ -23,10 +23,11 @@ class BlockCodec(Protocol):
     def encode(self, payload: memoryview, geometry: Geometry, tokens: int) -> Sequence[memoryview] | None:
         """The parts to store, one after the other; valid until this thread's next `encode`. None: it does not pay."""
 
-    def decode(self, stored: memoryview, geometry: Geometry, tokens: int, into: memoryview) -> None:
-        """Fills `into`, of which `stored` may be a part. Raises `DamagedBlob`; then `into` holds anything.
+    def decode(self, buffer: memoryview, stored_bytes: int, geometry: Geometry, tokens: int) -> None:
+        """In place: the first `stored_bytes` of `buffer` become the payload, which fills it.
 
-        Allocates no more than the payload's size, whatever `stored` claims.
+        Raises `DamagedBlob`; then `buffer` holds anything. Allocates no more than the payload's size, whatever the
+        stored bytes claim.
         """
 
 
@@ -38,10 +39,9 @@ class PlainCodec:
     def encode(self, payload: memoryview, geometry: Geometry, tokens: int) -> Sequence[memoryview]:
         return [payload]
 
-    def decode(self, stored: memoryview, geometry: Geometry, tokens: int, into: memoryview) -> None:
-        if len(stored) != len(into):
-            raise DamagedBlob(f"a plain payload has {len(into)} bytes, {len(stored)} are stored")
-        into[:] = stored
+    def decode(self, buffer: memoryview, stored_bytes: int, geometry: Geometry, tokens: int) -> None:
+        if stored_bytes != len(buffer):
+            raise DamagedBlob(f"a plain payload has {len(buffer)} bytes, {stored_bytes} are stored")
 
 
 class PlanesCodec:
@@ -75,10 +75,11 @@ class PlanesCodec:
             parts += [memoryview(_LENGTH.pack(len(kept))), kept]
         return parts if sum(map(len, parts)) < len(payload) else None
 
-    def decode(self, stored: memoryview, geometry: Geometry, tokens: int, into: memoryview) -> None:
-        views = geometry.byte_planes(np.frombuffer(into, np.uint8), tokens)
-        copies = self._scratch.take(len(into)).reshape(len(views), -1)
-        # Every plane leaves `stored` before `into` is written, since the one may be a part of the other.
+    def decode(self, buffer: memoryview, stored_bytes: int, geometry: Geometry, tokens: int) -> None:
+        views = geometry.byte_planes(np.frombuffer(buffer, np.uint8), tokens)
+        copies = self._scratch.take(len(buffer)).reshape(len(views), -1)
+        stored = buffer[:stored_bytes]
+        # Every plane leaves the buffer before the payload overwrites it.
         planes = []
         for copy in copies:
             packed, stored = _split(stored)

@@ -102,7 +102,7 @@ class KVStore:
                 return 0
             if not HEADER_BYTES < size <= HEADER_BYTES + len(into):
                 raise DamagedBlob(f"it has {size} bytes, which no blob of this block can have")
-            self._format.open(ref, head, into[: size - HEADER_BYTES], into)
+            self._format.open(ref, head, into, size - HEADER_BYTES)
             return size
         except KvUnavailable as error:
             self._failed_read(tier, error)
