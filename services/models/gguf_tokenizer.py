@@ -1,0 +1,60 @@
+"""A GGUF's tokenizer, rebuilt once by `transformers` (10 to 17 s), so that ids are the same as there."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from schemas.errors import SetupError
+from services.models.files import TOKENIZER_FILE
+from services.models.gguf_file import GgufFile
+from services.models.tokenizer_files import copy_tokenizer
+from services.text.tokenizer import Tokenizer
+
+_TIMEOUT_S = 600.0
+_CONTROL = 3  # in tokenizer.ggml.token_type
+
+# A process of its own: transformers and torch do not stay in a worker's memory, nor their warnings in its log, and
+# whatever a strange file does to them ends as an exit status.
+_REBUILD = """
+import sys
+from transformers import AutoTokenizer
+folder, file, to = sys.argv[1:]
+AutoTokenizer.from_pretrained(folder, gguf_file=file).save_pretrained(to)
+"""
+
+
+def convert_tokenizer(gguf: GgufFile, eos_ids: tuple[int, ...], to: Path) -> bytes:
+    """Writes the tokenizer files into `to`; returns the tokenizer's hash. Raises `SetupError`."""
+    with tempfile.TemporaryDirectory(prefix="tokenizer-", dir=to) as scratch:
+        path = gguf.path.absolute()
+        # -P and the folder: packages of ours in the current folder must not shadow those of transformers.
+        command = [sys.executable, "-P", "-c", _REBUILD, str(path.parent), path.name, scratch]
+        try:
+            done = subprocess.run(
+                command,
+                cwd=scratch,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise SetupError(f"{gguf.path}: rebuilding its tokenizer took over {_TIMEOUT_S:.0f} s") from error
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+            raise SetupError(f"{gguf.path}: transformers cannot rebuild its tokenizer: {reason}")
+        digest = copy_tokenizer(Path(scratch), to)
+    _check_control_tokens(gguf, Tokenizer.from_file(to / TOKENIZER_FILE, eos_ids))
+    return digest
+
+
+def _check_control_tokens(gguf: GgufFile, tokenizer: Tokenizer) -> None:
+    """A control token that falls to pieces makes a model talk nonsense (CASES 15)."""
+    tokens = gguf.metadata.get("tokenizer.ggml.tokens", [])
+    kinds = gguf.metadata.get("tokenizer.ggml.token_type", [])
+    wanted = {id_ for id_, kind in enumerate(kinds) if kind == _CONTROL} | set(tokenizer.eos_ids)
+    for id_ in sorted(wanted):
+        if id_ >= len(tokens) or tokenizer.encode(tokens[id_], special=True) != [id_]:
+            raise SetupError(f"{gguf.path}: its control token {id_} does not survive the conversion: take another file")
