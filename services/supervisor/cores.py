@@ -10,8 +10,8 @@ def parse(text: str) -> list[int]:
     cores: list[int] = []
     try:
         for part in filter(None, text.split(",")):
-            first, _, last = part.partition("-")
-            cores += range(int(first), int(last or first) + 1)
+            first, dash, last = part.partition("-")
+            cores += range(int(first), int(last if dash else first) + 1)
     except ValueError:
         raise SetupError(f"compute.cores = {text!r} is not a list of cores like 0,2-3", param="compute.cores") from None
     return sorted(set(cores))
