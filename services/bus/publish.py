@@ -1,0 +1,116 @@
+"""Publishes to the work queues and the dead letters: each is stored, or an error says why not."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from schemas.errors import BusUnavailable, KvrelayError, ModelNotFound, QueueFull
+from schemas.handoff import Handoff
+from schemas.subjects import (
+    MSG_ID_HEADER,
+    Lane,
+    Stage,
+    dead_subject,
+    decode_subject,
+    derived_job_id,
+    handoff_msg_id,
+    prefill_subject,
+    rework_subject,
+    stream_name,
+)
+from schemas.wire import encode
+from services.bus.connection import Bus, Headers, NoResponder
+from services.bus.jetstream import publish_stored
+from services.bus.streams import StreamFacts
+
+RETRY_S = 0.1
+MAX_RETRY_S = 1.0
+
+CODE_HEADER = "Kvrelay-Code"
+REASON_HEADER = "Kvrelay-Reason"
+ORIGIN_HEADER = "Kvrelay-Origin"
+SUBJECT_HEADER = "Kvrelay-Subject"
+MAX_REASON_CHARS = 1_000
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job on its queue. `duplicate`: a message with this id was there already, and this is its sequence."""
+
+    sequence: int
+    stream_created_ms: int
+    duplicate: bool = False
+
+    @property
+    def origin(self) -> str:
+        """The job's id if it was published without one."""
+        return derived_job_id(self.sequence, self.stream_created_ms)
+
+
+async def submit_job(
+    bus: Bus, tenant: str, model: str, lane: Lane, payload: bytes, headers: Headers | None = None
+) -> Submitted:
+    """Puts a job on its model's queue; `headers` are the trace and, for a job with an id, `Nats-Msg-Id`.
+
+    Raises `ModelNotFound`, `QueueFull`, `TooLarge`, or `BusUnavailable` (then it may have been queued all the same;
+    a job with an id may be sent again).
+    """
+    try:
+        ack = await publish_stored(bus, prefill_subject(tenant, model, lane), payload, headers)
+    except NoResponder as error:
+        raise ModelNotFound(f"no queue for model {model!r} and lane {lane}", param="model") from error
+    except QueueFull as error:
+        raise QueueFull(f"the queue of model {model!r} is full: try again later") from error
+    created_ms = await bus.part(StreamFacts).created_ms(stream_name(Stage.PREFILL, model))
+    return Submitted(ack.seq, created_ms, ack.duplicate)
+
+
+def job_msg_id(tenant: str, job: str) -> str:
+    """`Nats-Msg-Id` of a job that has an id: publishing it twice in a short time queues it once."""
+    return f"{tenant}.{job}"
+
+
+async def publish_handoff(
+    bus: Bus,
+    handoff: Handoff,
+    model: str,
+    lane: Lane,
+    stage: Stage = Stage.DECODE,
+    headers: Headers | None = None,
+    held: Callable[[], bool] = lambda: False,
+) -> int:
+    """Hands a job to the decode or the rework queue of its build. Returns the message's sequence there.
+
+    Its id makes sending it again harmless, so a full stream or a silent broker is tried again for as long as `held`
+    says that the claim is ours. Raises `TooLarge`, `QueueFull` or `BusUnavailable`.
+    """
+    spell = decode_subject if stage is Stage.DECODE else rework_subject
+    subject = spell(model, handoff.build, lane)
+    headers = {**(headers or {}), MSG_ID_HEADER: handoff_msg_id(handoff.tenant, handoff.job, stage, handoff.hop)}
+    payload = encode(handoff)
+    delay_s = RETRY_S
+    while True:
+        try:
+            return (await publish_stored(bus, subject, payload, headers)).seq
+        except (QueueFull, BusUnavailable):
+            if not held():
+                raise
+        await asyncio.sleep(delay_s)
+        delay_s = min(2 * delay_s, MAX_RETRY_S)
+
+
+async def dead_letter(
+    bus: Bus, tenant: str, job: str, payload: bytes, error: KvrelayError, origin: str, subject: str
+) -> None:
+    """Keeps a message that is given up, with the reason and where it came from. Raises `BusUnavailable`.
+
+    One delivery may do this twice; the id keeps the first for some minutes.
+    """
+    headers = {
+        MSG_ID_HEADER: f"{tenant}.{job}.dead.{origin}",
+        CODE_HEADER: error.code,
+        REASON_HEADER: " ".join(error.message.split())[:MAX_REASON_CHARS],
+        ORIGIN_HEADER: origin,
+        SUBJECT_HEADER: subject,
+    }
+    await publish_stored(bus, dead_subject(tenant, job), payload, headers)

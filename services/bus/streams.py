@@ -1,0 +1,235 @@
+"""The streams and consumers of DESIGN section 4, made when they are missing and kept as they must be.
+
+Of a stream that is there already, the settings decide the limits (in both directions, so that a change of the
+configuration takes effect at the next start), and what correctness rests on is repaired. Two things are kept:
+more replicas than the settings ask for, and the persist mode, which cannot be changed. See
+infra/decisions/0008-existing-streams.md.
+"""
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.errors import BusUnavailable, SetupError
+from schemas.subjects import (
+    DEAD_STREAM,
+    DEAD_SUBJECTS,
+    REPLIES_STREAM,
+    REPLIES_SUBJECTS,
+    RESULTS_STREAM,
+    RESULTS_SUBJECTS,
+    Lane,
+    Stage,
+    consumer_filter,
+    consumer_name,
+    stream_name,
+    stream_subjects,
+)
+from services.bus.clock import parse_timestamp
+from services.bus.connection import Bus
+from services.bus.jetstream import CONSUMER_NOT_FOUND, STREAM_EXISTS, STREAM_NOT_FOUND, Refused, call
+
+log = logging.getLogger("kvrelay.bus")
+
+NS = 1_000_000_000
+DAY_S = 86_400
+RESULTS_MAX_AGE_S = 30 * DAY_S
+DEAD_MAX_AGE_S = 14 * DAY_S
+DUPLICATE_WINDOW_S = 120
+DEAD_MAX_BYTES = 1_000_000_000
+MAX_WAITING = 8_192  # pull requests of all workers at one consumer; the default is 512
+UNLIMITED = -1
+CLOCK_REFRESH_S = 60.0
+
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One lane of one work queue of a model, read through one consumer. Prefill has one for all builds."""
+
+    stage: Stage
+    lane: Lane
+    model: str
+    build: str
+
+    @property
+    def stream(self) -> str:
+        return stream_name(self.stage, self.model)
+
+    @property
+    def consumer(self) -> str:
+        return consumer_name(self.stage, self.lane, self.build)
+
+    @property
+    def filter(self) -> str:
+        return consumer_filter(self.stage, self.model, self.lane, self.build)
+
+
+async def ensure_streams(bus: Bus, model: str) -> None:
+    """The streams that `model` needs. Raises `SetupError` for one that cannot be made to fit.
+
+    Any number of processes may do this at once.
+    """
+    for config in [*(queue_config(bus, stage, model) for stage in Stage), *shared_configs(bus)]:
+        await _ensure_stream(bus, config)
+
+
+async def ensure_consumers(bus: Bus, model: str, build: str) -> None:
+    """One consumer for each stage and lane of `build`; settings decide their limits."""
+    for stage in Stage:
+        for lane in Lane:
+            await ensure_consumer(bus, Source(stage, lane, model, build))
+
+
+async def ensure_consumer(bus: Bus, source: Source) -> float:
+    """Makes or updates one consumer, and its streams if they are gone. Returns its ack_wait in seconds."""
+    body = {"stream_name": source.stream, "action": "", "config": consumer_config(bus, source)}
+    verb = f"CONSUMER.CREATE.{source.stream}.{source.consumer}"
+    try:
+        answer = await call(bus, verb, body)
+    except Refused as error:
+        if error.err_code != STREAM_NOT_FOUND:
+            raise
+        await ensure_streams(bus, source.model)
+        answer = await call(bus, verb, body)
+    return float(answer["config"]["ack_wait"]) / NS
+
+
+def queue_config(bus: Bus, stage: Stage, model: str) -> Config:
+    """A work queue: only jobs that clients publish are bounded, a hand-off is never refused for being one too many."""
+    bounded = stage is Stage.PREFILL
+    return {
+        "name": stream_name(stage, model),
+        "subjects": stream_subjects(stage, model),
+        "retention": "workqueue",
+        "discard": "new",
+        "max_msgs": bus.settings.queue_max_messages if bounded else UNLIMITED,
+        "max_bytes": bus.settings.queue_max_bytes if bounded else UNLIMITED,
+        "max_age": 0,
+        "duplicate_window": DUPLICATE_WINDOW_S * NS,
+        "storage": "file",
+        "num_replicas": bus.settings.replicas,
+        "allow_direct": True,
+    }
+
+
+def shared_configs(bus: Bus) -> list[Config]:
+    """The streams that all models share."""
+    replies = _limits(bus, REPLIES_STREAM, REPLIES_SUBJECTS, bus.settings.replies_max_age_s)
+    replies |= {"discard": "new", "max_bytes": bus.settings.replies_max_bytes}
+    if bus.settings.replicas == 1 and not bus.clustered:
+        replies["persist_mode"] = "async"
+    results = _limits(bus, RESULTS_STREAM, RESULTS_SUBJECTS, RESULTS_MAX_AGE_S) | {"discard": "new"}
+    # A dead letter must always find room, or its job could never be settled: the oldest make way.
+    dead = _limits(bus, DEAD_STREAM, DEAD_SUBJECTS, DEAD_MAX_AGE_S)
+    dead |= {"discard": "old", "max_bytes": DEAD_MAX_BYTES}
+    return [replies, results, dead]
+
+
+def _limits(bus: Bus, name: str, subjects: str, max_age_s: float) -> Config:
+    return {
+        "name": name,
+        "subjects": [subjects],
+        "retention": "limits",
+        "max_msgs": UNLIMITED,
+        "max_bytes": UNLIMITED,
+        "max_age": int(max_age_s * NS),
+        # Message ids serve the work queues only, here the chain does their job.
+        "duplicate_window": int(min(DUPLICATE_WINDOW_S, max_age_s) * NS),
+        "storage": "file",
+        "num_replicas": bus.settings.replicas,
+        "allow_direct": True,
+    }
+
+
+def consumer_config(bus: Bus, source: Source) -> Config:
+    """Never gives up on a message: what becomes of it is our decision, and after max_deliver it would be invisible."""
+    return {
+        "name": source.consumer,
+        "durable_name": source.consumer,
+        "filter_subject": source.filter,
+        "ack_policy": "explicit",
+        "ack_wait": int(bus.settings.ack_wait_s * NS),
+        "max_deliver": UNLIMITED,
+        "max_ack_pending": UNLIMITED,
+        "max_waiting": MAX_WAITING,
+        "deliver_policy": "all",
+        "replay_policy": "instant",
+    }
+
+
+async def _ensure_stream(bus: Bus, wanted: Config) -> None:
+    name = wanted["name"]
+    try:
+        await call(bus, f"STREAM.CREATE.{name}", wanted)
+        return
+    except Refused as error:
+        if error.err_code != STREAM_EXISTS:
+            raise SetupError(f"stream {name} cannot be made: {error.message}") from error
+    existing: Config = (await call(bus, f"STREAM.INFO.{name}"))["config"]
+    merged = existing | wanted
+    merged["num_replicas"] = max(existing["num_replicas"], wanted["num_replicas"])
+    if "persist_mode" in existing:
+        merged["persist_mode"] = existing["persist_mode"]
+    else:
+        merged.pop("persist_mode", None)
+    changed = {key: value for key, value in merged.items() if existing.get(key) != value}
+    if not changed:
+        return
+    try:
+        await call(bus, f"STREAM.UPDATE.{name}", merged)
+    except Refused as error:
+        raise SetupError(
+            f"stream {name} exists with other settings ({', '.join(changed)}) and cannot be changed: {error.message}; "
+            f"remove it with `nats stream rm {name}` once it is empty"
+        ) from error
+    log.warning("stream %s updated: %s", name, {key: (existing.get(key), value) for key, value in changed.items()})
+
+
+class StreamFacts:
+    """What a connection remembers about streams: when they were created, and whether replies are replicated.
+
+    Keeps the bus's clock in step as well, because STREAM.INFO is what shows the broker's time.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._created_ms: dict[str, int] = {}
+        self._replicated: bool | None = None
+        self._refresh = asyncio.create_task(self._keep_clock(), name="broker clock")
+
+    async def close(self) -> None:
+        self._refresh.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._refresh
+
+    async def created_ms(self, stream: str) -> int:
+        """Creation time of a stream, unix milliseconds. Raises `Refused` if it does not exist."""
+        if stream not in self._created_ms:
+            info = await call(self._bus, f"STREAM.INFO.{stream}")
+            self._created_ms[stream] = int(parse_timestamp(info["created"]) * 1000)
+        return self._created_ms[stream]
+
+    def forget(self, stream: str) -> None:
+        """For a stream that was removed: one of the same name is another one."""
+        self._created_ms.pop(stream, None)
+
+    async def replies_replicated(self) -> bool:
+        """True if a direct get may be answered by a replica that lags behind."""
+        if self._replicated is None:
+            info = await call(self._bus, f"STREAM.INFO.{REPLIES_STREAM}")
+            self._replicated = info["config"]["num_replicas"] > 1
+        return self._replicated
+
+    async def _keep_clock(self) -> None:
+        while True:
+            with contextlib.suppress(BusUnavailable, Refused):
+                await call(self._bus, f"STREAM.INFO.{REPLIES_STREAM}")
+            await asyncio.sleep(CLOCK_REFRESH_S)
+
+
+def consumer_gone(error: Refused) -> bool:
+    return error.err_code in (CONSUMER_NOT_FOUND, STREAM_NOT_FOUND)
