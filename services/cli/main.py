@@ -66,7 +66,7 @@ def main() -> None:
         code = stop.exit_code
     except click.ClickException as error:
         error.show()
-        code = 2
+        code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = 130
     except SetupError as error:
