@@ -88,17 +88,13 @@ class NvmeTier:
         size = sum(map(len, parts))
         if not self._retention.reserve(size):
             raise KvUnavailable(f"{self._root} is at its cap and nothing can be evicted for {size} bytes")
+        written = False
         try:
             with _translated("write a block to", self._root):
-                try:
-                    self._write(key, parts, life)
-                except OSError as error:
-                    if error.errno not in _NO_SPACE or not self._retention.make_room(size):
-                        raise
-                    self._write(key, parts, life)
-        except KvUnavailable:
-            self._retention.release(size)
-            raise
+                self._write_or_evict(key, parts, life)
+            written = True
+        finally:
+            self._retention.settle(size, written)
 
     def touch(self, key: bytes, life: Life) -> bool:
         path = self.path(key)
@@ -125,10 +121,19 @@ class NvmeTier:
                 with suppress(FileNotFoundError):  # another process tidies up as well
                     size = os.stat(folder / old).st_size
                     os.unlink(folder / old)
-                    self._retention.release(size)
+                    self._retention.removed(size)
 
     def close(self) -> None:
         self._staging.close()
+
+    def _write_or_evict(self, key: bytes, parts: Sequence[memoryview], life: Life) -> None:
+        """A disk that is full below the cap is relieved once."""
+        try:
+            self._write(key, parts, life)
+        except OSError as error:
+            if error.errno not in _NO_SPACE or not self._retention.make_room(sum(map(len, parts))):
+                raise
+            self._write(key, parts, life)
 
     def _write(self, key: bytes, parts: Sequence[memoryview], life: Life) -> None:
         path = self.path(key)
@@ -142,7 +147,8 @@ class NvmeTier:
             try:
                 os.rename(beside, path)
             except FileNotFoundError:
-                os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+                with suppress(FileExistsError):
+                    os.mkdir(os.path.dirname(path), 0o700)
                 os.rename(beside, path)
         except OSError:
             with suppress(OSError):
@@ -152,7 +158,7 @@ class NvmeTier:
     def _remove_expired(self, path: str, size: int) -> None:
         with suppress(OSError):
             os.unlink(path)
-            self._retention.release(size)
+            self._retention.removed(size)
             self.counters.add(expired=1)
 
 

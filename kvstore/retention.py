@@ -1,7 +1,7 @@
 """Which block files go when a folder is full: those used longest ago, so that all of them stay under a byte cap.
 
-Replaceable: the tier only calls `start`, `reserve`, `release` and `make_room`. It does not know what other processes
-write until its next count of the folder, so several writers may exceed the cap by what they write between two counts.
+Replaceable: the tier only calls `start`, `reserve`, `settle`, `removed` and `make_room`. It learns what other processes
+write when it next counts the folder, so several writers may exceed the cap by what they write between two counts.
 """
 
 import heapq
@@ -43,14 +43,15 @@ class ByteCap:
         self._evicting = threading.Lock()  # of _victims
         self._counted = threading.Event()
         self._counting = False
-        self._used_bytes = 0
+        self._file_bytes = 0
+        self._pending_bytes = 0  # reserved, not settled
         self._since_count_bytes = 0
         self._next_count = 0.0
         self._victims: list[_Victim] = []  # the next to go comes last
 
     @property
     def used_bytes(self) -> int:
-        return self._used_bytes
+        return self._file_bytes + self._pending_bytes
 
     def start(self) -> None:
         """Counts what is there in the background, unless a count is running already."""
@@ -61,39 +62,44 @@ class ByteCap:
         threading.Thread(target=self._count, name="kv-count", daemon=True).start()
 
     def reserve(self, num_bytes: int) -> bool:
-        """Makes room for a file before it is written. False: there is none to be had."""
+        """Makes room for a file that is about to be written; `settle` follows. False: there is none to be had."""
         if num_bytes > self._max_bytes:
             return False
         self._counted.wait(_FIRST_COUNT_S)
-        self._add(num_bytes)
         if time.monotonic() >= self._next_count:
             self.start()
-        if self._used_bytes <= self._max_bytes or self._evict_to(self._max_bytes):
+        self._add(pending=num_bytes)
+        if self._evict_to(self._max_bytes):
             return True
-        self.release(num_bytes)
+        self._add(pending=-num_bytes)
         return False
 
-    def release(self, num_bytes: int) -> None:
-        """A file is gone, or was not written after all."""
-        self._add(-num_bytes)
+    def settle(self, num_bytes: int, written: bool) -> None:
+        self._add(pending=-num_bytes, files=num_bytes if written else 0)
+
+    def removed(self, num_bytes: int) -> None:
+        self._add(files=-num_bytes)
 
     def make_room(self, num_bytes: int) -> bool:
-        """The disk is full before the cap is reached: evicts that much."""
-        return self._evict_to(self._used_bytes - num_bytes)
+        """Evicts that much, for a disk that is full before the cap is reached."""
+        return self._evict_to(self.used_bytes - num_bytes)
 
-    def _add(self, num_bytes: int) -> None:
+    def _add(self, files: int = 0, pending: int = 0) -> None:
         with self._lock:
-            self._used_bytes += num_bytes
-            self._since_count_bytes += num_bytes
+            self._pending_bytes += pending
+            self._file_bytes += files
+            self._since_count_bytes += files
 
     def _evict_to(self, target_bytes: int) -> bool:
+        if self.used_bytes <= target_bytes:
+            return True
         with self._evicting:
             for recount in (False, True):
                 if recount:
                     self._victims = self._take_stock()
-                while self._victims and self._used_bytes > target_bytes:
+                while self._victims and self.used_bytes > target_bytes:
                     self._evict(self._victims.pop())
-                if self._used_bytes <= target_bytes:
+                if self.used_bytes <= target_bytes:
                     return True
             return False
 
@@ -103,11 +109,11 @@ class ByteCap:
                 return  # used since it was counted: the next count puts it where it belongs
             os.unlink(victim.path)
         except FileNotFoundError:
-            self.release(victim.size)  # another process was faster
+            self.removed(victim.size)  # another process was faster
         except OSError:
             return  # not ours to remove
         else:
-            self.release(victim.size)
+            self.removed(victim.size)
             self._counters.add(evicted=1, evicted_bytes=victim.size)
 
     def _count(self) -> None:
@@ -134,7 +140,7 @@ class ByteCap:
             found.append(victim)
         with self._lock:
             # What was written meanwhile may be counted twice: too careful until the next count.
-            self._used_bytes = max(0, total + self._since_count_bytes)
+            self._file_bytes = max(0, total + self._since_count_bytes)
         return heapq.nsmallest(_MAX_VICTIMS, found)[::-1]
 
     def _files(self) -> Iterator[_Victim]:

@@ -33,7 +33,8 @@ class Staging:
         """Removes what the dead left behind, then takes an id of its own."""
         with self._opening:
             self._release()
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
             self.clean()
             while self._lock < 0:
                 name = secrets.token_hex(8)

@@ -1,0 +1,149 @@
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.nvme import NvmeTier
+from kvstore.tier import Life
+from schemas.errors import KvUnavailable
+from tests.kvstore.tier_contract import Clock, parts, read
+
+BLOCK_BYTES = 1000
+CAP_BYTES = 10 * BLOCK_BYTES
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def tier(tmp_path: Path, clock: Clock) -> Iterator[NvmeTier]:
+    tier = NvmeTier(tmp_path, CAP_BYTES, clock)
+    yield tier
+    tier.close()
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def write(tier: NvmeTier, clock: Clock, number: int, ttl_s: float = 10**6) -> None:
+    clock.now += 1
+    tier.write(key(number), parts(b"x" * BLOCK_BYTES), clock.life(ttl_s))
+
+
+def bytes_in(root: Path) -> int:
+    return sum(path.stat().st_size for path in root.rglob("*.kvb"))
+
+
+def held(tier: NvmeTier, numbers: range) -> list[int]:
+    return [number for number in numbers if os.path.exists(tier.path(key(number)))]
+
+
+def test_the_cap_holds_after_every_write(tier: NvmeTier, clock: Clock, tmp_path: Path) -> None:
+    for number in range(50):
+        write(tier, clock, number)
+        assert bytes_in(tmp_path) <= CAP_BYTES
+    assert held(tier, range(50)) == list(range(40, 50))
+    assert tier.counters.evicted == 40
+    assert tier.counters.evicted_bytes == 40 * BLOCK_BYTES
+
+
+def test_what_is_there_at_start_counts(tier: NvmeTier, clock: Clock, tmp_path: Path) -> None:
+    for number in range(8):
+        write(tier, clock, number)
+    tier.close()
+    again = NvmeTier(tmp_path, CAP_BYTES, clock)
+    for number in range(8, 20):
+        write(again, clock, number)
+        assert bytes_in(tmp_path) <= CAP_BYTES
+    assert held(again, range(20)) == list(range(10, 20))
+    again.close()
+
+
+def test_a_lower_cap_is_reached_by_the_next_write(tier: NvmeTier, clock: Clock, tmp_path: Path) -> None:
+    for number in range(10):
+        write(tier, clock, number)
+    smaller = NvmeTier(tmp_path, 3 * BLOCK_BYTES, clock)
+    write(smaller, clock, 10)
+    assert held(smaller, range(11)) == [8, 9, 10]
+    smaller.close()
+
+
+def test_used_blocks_outlive_unused_ones(tier: NvmeTier, clock: Clock) -> None:
+    for number in range(10):
+        write(tier, clock, number)
+    clock.now += 1
+    assert tier.touch(key(0), clock.life())
+    for number in range(10, 19):
+        write(tier, clock, number)
+    assert held(tier, range(19)) == [0, *range(10, 19)]
+
+
+def test_probing_for_blocks_saves_none_of_them(tier: NvmeTier, clock: Clock) -> None:
+    """Only a use counts: constant probes must not starve eviction."""
+    for number in range(30):
+        write(tier, clock, number)
+        tier.present([key(i) for i in range(30)])
+    assert held(tier, range(30)) == list(range(20, 30))
+
+
+def test_quarantined_blocks_go_first_and_count_until_then(tier: NvmeTier, clock: Clock, tmp_path: Path) -> None:
+    for number in range(10):
+        write(tier, clock, number)
+    tier.quarantine(key(9))
+    assert bytes_in(tmp_path) == CAP_BYTES
+    write(tier, clock, 10)
+    assert held(tier, range(11)) == [*range(9), 10]
+    assert list((tmp_path / "quarantine").iterdir()) == []
+
+
+def test_a_block_larger_than_the_cap_is_refused_and_nothing_evicted(tier: NvmeTier, clock: Clock) -> None:
+    write(tier, clock, 0)
+    with pytest.raises(KvUnavailable, match="cap"):
+        tier.write(key(1), parts(b"x" * (CAP_BYTES + 1)), clock.life())
+    assert held(tier, range(2)) == [0]
+
+
+def test_expired_blocks_are_removed_by_the_count(tier: NvmeTier, clock: Clock, tmp_path: Path) -> None:
+    for number in range(10):
+        write(tier, clock, number, ttl_s=100 if number % 2 else 10**6)
+    clock.now += 200
+    write(tier, clock, 10)
+    assert held(tier, range(11)) == [0, 2, 4, 6, 8, 10]
+    assert tier.counters.expired == 5
+    assert tier.counters.evicted == 0
+
+
+def test_what_others_removed_makes_room(tier: NvmeTier, clock: Clock) -> None:
+    for number in range(10):
+        write(tier, clock, number)
+    for number in range(5):
+        os.unlink(tier.path(key(number)))
+    write(tier, clock, 10)
+    assert held(tier, range(5, 11)) == list(range(5, 11))
+    assert tier.counters.evicted == 0
+
+
+def test_two_writers_share_a_cap_within_a_count(tmp_path: Path, clock: Clock) -> None:
+    """Each writer sees the other's blocks when it counts again, at the latest when it runs out of victims."""
+    tiers = [NvmeTier(tmp_path, CAP_BYTES, clock) for _ in range(2)]
+    for number in range(60):
+        write(tiers[number % 2], clock, number)
+    assert bytes_in(tmp_path) <= 2 * CAP_BYTES
+    third = NvmeTier(tmp_path, CAP_BYTES, clock)
+    write(third, clock, 60)
+    assert bytes_in(tmp_path) <= CAP_BYTES
+    for tier in (*tiers, third):
+        tier.close()
+
+
+def test_a_read_does_not_disturb_the_order(tier: NvmeTier, clock: Clock) -> None:
+    """Mount options may set access times on reading; a touch puts the intended one back."""
+    write(tier, clock, 0)
+    assert read(tier, key(0)) is not None
+    life = Life(clock.now + 5, 0)
+    assert tier.touch(key(0), life)
+    assert os.stat(tier.path(key(0))).st_atime == life.used_at
