@@ -1,0 +1,69 @@
+"""How /v1/completions spells an answer."""
+
+from msgspec import UNSET, UnsetType
+
+from schemas.events import Token
+from schemas.openai_answers import LOWEST_LOGPROB, CompletionAnswer, CompletionChoice, CompletionLogprobs, Usage
+from services.gateway.answer import Choice, Head
+from services.gateway.token_names import TokenNames
+
+
+class CompletionShape:
+    def __init__(self, head: Head, names: TokenNames, with_usage: bool) -> None:
+        self._head = head
+        self._names = names
+        self._no_usage: UnsetType | None = None if with_usage else UNSET
+
+    def opening(self, choice: Choice) -> None:
+        return None
+
+    def piece(self, choice: Choice, text: str, token: Token | None) -> CompletionAnswer:
+        logprobs = self._logprobs([token], [choice.length]) if token is not None else None
+        return self._answer([CompletionChoice(choice.index, text, logprobs)], self._no_usage)
+
+    def closing(self, choice: Choice) -> CompletionAnswer:
+        return self._answer([CompletionChoice(choice.index, "", None, choice.reason)], self._no_usage)
+
+    def usage(self, usage: Usage) -> CompletionAnswer:
+        return self._answer([], usage)
+
+    def whole(self, choices: list[Choice], usage: Usage) -> CompletionAnswer:
+        return self._answer([self._whole_choice(choice) for choice in choices], usage)
+
+    def _answer(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> CompletionAnswer:
+        head = self._head
+        return CompletionAnswer(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            system_fingerprint=head.build,
+            choices=choices,
+            usage=usage,
+        )
+
+    def _whole_choice(self, choice: Choice) -> CompletionChoice:
+        logprobs = None
+        if choice.tokens:
+            offsets = [0]
+            for token in choice.tokens:
+                offsets.append(offsets[-1] + len(token.text))
+            logprobs = self._logprobs(choice.tokens, offsets[:-1])
+        return CompletionChoice(choice.index, choice.text, logprobs, choice.reason)
+
+    def _logprobs(self, tokens: list[Token], offsets: list[int]) -> CompletionLogprobs:
+        return CompletionLogprobs(
+            tokens=[self._names.key(token.id) for token in tokens],
+            token_logprobs=[self._own(token) for token in tokens],
+            top_logprobs=[self._top(token) for token in tokens],
+            text_offset=offsets,
+        )
+
+    def _own(self, token: Token) -> float:
+        assert token.logprobs is not None
+        return max(token.logprobs.logprob, LOWEST_LOGPROB)
+
+    def _top(self, token: Token) -> dict[str, float]:
+        """The alternatives asked for, and the token itself: up to one more than asked, as OpenAI does."""
+        assert token.logprobs is not None
+        top = {self._names.key(id_): max(logprob, LOWEST_LOGPROB) for id_, logprob in token.logprobs.top}
+        return {**top, self._names.key(token.id): self._own(token)}

@@ -1,0 +1,83 @@
+"""Around every request: its id in and out, errors in OpenAI's shape, one log line without any text of the prompt."""
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from schemas.errors import InvalidRequest, KvrelayError
+from services.gateway.inbox import ClientGone
+from services.gateway.refusal import refusal
+
+REQUEST_ID_HEADER = "X-Request-Id"
+CLIENT_GONE_STATUS = 499  # what logs say of a client that did not wait
+
+_log = logging.getLogger("kvrelay.access")
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+REQUEST_ID = web.RequestKey("request_id", str)
+LOG_FIELDS = web.RequestKey("log_fields", dict[str, Any])  # what a handler adds to the request's log line
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def common_headers(request: web.Request) -> dict[str, str]:
+    """Headers of every answer to `request`."""
+    return {REQUEST_ID_HEADER: request[REQUEST_ID]}
+
+
+@web.middleware
+async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse:
+    started_s = time.monotonic()
+    given = request.headers.get(REQUEST_ID_HEADER, "")
+    request[REQUEST_ID] = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+    request[LOG_FIELDS] = {}
+    status = 500
+    try:
+        response = await _answered(request, handler)
+        status = response.status
+        if not response.prepared:
+            response.headers.update(common_headers(request))
+        return response
+    except (ClientGone, ConnectionError) as error:
+        status = CLIENT_GONE_STATUS
+        raise ConnectionResetError("the client went away") from error
+    finally:
+        _log_line(request, status, time.monotonic() - started_s)
+
+
+async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ClientGone:
+        raise
+    except KvrelayError as error:
+        request[LOG_FIELDS]["code"] = error.code
+        return refusal(error)
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        wrong = InvalidRequest(f"{request.method} is not allowed on {request.path[:200]}, use {allowed}")
+        response = refusal(wrong, status=405, code="method_not_allowed")
+        response.headers["Allow"] = allowed
+        return response
+    except web.HTTPException as error:
+        if error.status != 404:
+            raise
+        unknown = InvalidRequest(f"there is no {request.method} {request.path[:200]} here")
+        return refusal(unknown, status=404, code="not_found")
+
+
+def _log_line(request: web.Request, status: int, took_s: float) -> None:
+    added: dict[str, Any] = request[LOG_FIELDS]
+    fields = {
+        "method": request.method,
+        "path": request.path[:200],
+        "status": status,
+        "took_s": round(took_s, 6),
+        "request": request[REQUEST_ID],
+        **added,
+    }
+    _log.info("request", extra={"fields": fields})

@@ -1,0 +1,97 @@
+"""The gateway's parts put together, from a connected bus to an open port and back."""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from schemas.beat import Beat, ProcessState
+from schemas.errors import SetupError
+from services.bus.beats import BeatPublisher, BeatTable
+from services.bus.connection import Bus
+from services.gateway.catalog import Catalog
+from services.gateway.connection import GatewayRunner
+from services.gateway.exchange import Exchange
+from services.gateway.generation import Generation
+from services.gateway.readiness import Readiness
+from services.gateway.reaper import Reaper
+from services.gateway.routes import Routes
+from services.settings import Settings
+from services.text.model import TextModel
+
+END_TIMEOUT_S = 2.0
+CLOSE_TIMEOUT_S = 2.0  # for answers of ended requests to reach their clients
+BACKLOG = 2048
+
+
+class Gateway:
+    """`texts` maps every name that clients may use for a model to its text side. The caller owns `bus`."""
+
+    def __init__(self, settings: Settings, bus: Bus, process: str, texts: Mapping[str, TextModel]) -> None:
+        self._settings = settings
+        self._bus = bus
+        self._process = process
+        self._beats = BeatTable(bus)
+        self._catalog = Catalog(texts)
+        self.readiness = Readiness(bus, self._beats, self._catalog)
+        self.exchange = Exchange(bus, settings.bus.tenant, process, settings.api.resume_grace_s)
+        self._generation = Generation(settings.api, self._catalog, self.readiness, self.exchange)
+        self._publisher = BeatPublisher(bus, self._beat)
+        self._stopped = False
+        self._runner: GatewayRunner | None = None
+        self._reaper: asyncio.Task[None] | None = None
+        self.url = ""
+
+    async def start(self) -> None:
+        """Opens the port; `url` says which. Raises `SetupError` if it is taken."""
+        api = self._settings.api
+        await self._beats.start()
+        await self._publisher.start()
+        self._reaper = asyncio.create_task(Reaper(self.exchange, self.readiness).run(), name="reaper")
+        routes = Routes(self._process, self._catalog, self._beats, self.readiness, self._generation)
+        self._runner = GatewayRunner(routes.application(), shutdown_timeout=CLOSE_TIMEOUT_S)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, api.host, api.port, backlog=BACKLOG).start()
+        except OSError as error:
+            raise SetupError(
+                f"cannot listen on {api.host}:{api.port} (api.host, api.port): {error.strerror or error}",
+                param="api.port",
+            ) from error
+        port = self._runner.addresses[0][1]
+        self.url = f"http://{f'[{api.host}]' if ':' in api.host else api.host}:{port}"
+
+    async def drain(self, grace_s: float) -> None:
+        """Takes no new requests and waits up to `grace_s` for those that are open; the port still answers /ready."""
+        self.readiness.draining = True
+        await self._publisher.beat()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._generation.idle.wait(), grace_s)
+
+    async def close(self) -> None:
+        """Ends what is still open, answers it, closes the port and says that we are gone. Safe after a failed start."""
+        await self.exchange.close(END_TIMEOUT_S)
+        if self._runner is not None:
+            await self._runner.cleanup()
+        if self._reaper is not None:
+            self._reaper.cancel()
+            await asyncio.gather(self._reaper, return_exceptions=True)
+        self._stopped = True
+        await self._publisher.close()
+        await self._beats.close()
+
+    def _beat(self) -> Beat:
+        report = self.readiness.report()
+        state: ProcessState = "stopped" if self._stopped else "draining" if self.readiness.draining else "ok"
+        return Beat(
+            process=self._process,
+            role="gateway",
+            state=state,
+            reasons=report.reasons,
+            running=self._generation.num_open,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )

@@ -1,0 +1,55 @@
+"""Where the events of one request's jobs arrive, in order, beside what ends the waiting for them."""
+
+import asyncio
+
+from schemas.errors import Cancelled, KvrelayError
+from schemas.events import Event
+
+MAX_WAITING = 256  # events; a job whose client reads slowly then waits, and its events stay on the bus
+
+
+class ClientGone(Cancelled):
+    """The client closed its connection, or stopped reading."""
+
+
+class Inbox:
+    """Filled by one task a job, emptied by the request's handler."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, Event]] = []
+        self._stop: KvrelayError | None = None
+        self.has_stalled = False  # the client is there, but has stopped reading
+        self._arrived = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+
+    async def put(self, prompt: int, event: Event) -> None:
+        """An event of job number `prompt`. Waits for room."""
+        await self._room.wait()
+        self._waiting.append((prompt, event))
+        self._arrived.set()
+        if len(self._waiting) >= MAX_WAITING:
+            self._room.clear()
+
+    def stop(self, error: KvrelayError) -> None:
+        """Nothing more will come: `get` raises `error` after what has arrived. The first call counts."""
+        self._stop = self._stop or error
+        self._arrived.set()
+        self._room.set()
+
+    def leave(self, has_stalled: bool) -> None:
+        """The client is gone: what has arrived for it does not matter any more."""
+        self.has_stalled = has_stalled
+        self._waiting.clear()
+        self.stop(ClientGone("the client went away"))
+
+    async def get(self) -> list[tuple[int, Event]]:
+        """All that waits: the events of a step arrive together. Raises what `stop` was given."""
+        while not self._waiting:
+            if self._stop is not None:
+                raise self._stop
+            self._arrived.clear()
+            await self._arrived.wait()
+        self._room.set()
+        arrived, self._waiting = self._waiting, []
+        return arrived

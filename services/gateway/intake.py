@@ -1,0 +1,140 @@
+"""OpenAI requests to jobs. Everything that can be refused about a request is refused here, before the bus hears of it.
+
+A published job carries token ids: workers need no template, and what was checked is what runs.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from schemas.errors import InvalidRequest
+from schemas.job import Job, Message, Role
+from schemas.openai import ChatMessage, ChatRequest, CompletionRequest, ContentPart, Request, unsupported
+from services.text.model import TextModel
+from services.text.prompt import resolve_prompt
+
+INLINE_TOKENISE_CHARS = 4096  # longer texts are tokenised in a thread, so that the other streams go on meanwhile
+
+_ROLES: dict[str, Role] = {"system": "system", "developer": "developer", "user": "user", "assistant": "assistant"}
+_UNSUPPORTED_ROLES = ("tool", "function")
+
+
+def new_request_key() -> str:
+    """24 hex digits, from which a request's ids are made: the caller's own ids never become names on the bus."""
+    return secrets.token_hex(12)
+
+
+def job_id(key: str, prompt: int, num_prompts: int) -> str:
+    return f"req-{key}" if num_prompts == 1 else f"req-{key}-{prompt}"
+
+
+async def jobs_of(request: Request, text: TextModel, key: str, owner: str) -> list[Job]:
+    """One job a prompt, in order, with ids derived from `key`. Raises `InvalidRequest`, naming the field."""
+    _check_bias(request, text)
+    prompts = _prompts(request)
+    shared = _shared(request, text, owner)
+    return [
+        await _resolved(Job(id=job_id(key, i, len(prompts)), **given, **shared), text)
+        for i, given in enumerate(prompts)
+    ]
+
+
+def _prompts(request: Request) -> list[dict[str, Any]]:
+    if isinstance(request, ChatRequest):
+        return [{"messages": [_message(m, f"messages[{i}]") for i, m in enumerate(request.messages)]}]
+    assert isinstance(request, CompletionRequest)
+    return [{"prompt" if isinstance(p, str) else "prompt_token_ids": p} for p in request.prompts()]
+
+
+def _shared(request: Request, text: TextModel, owner: str) -> dict[str, Any]:
+    """Everything but id and prompt. What the client left out stays at the job's own default."""
+    given = {
+        "max_tokens": request.token_limit,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "min_p": request.min_p,
+        "seed": request.seed,
+        "n": request.n,
+        "ignore_eos": request.ignore_eos,
+        "presence_penalty": request.presence_penalty,
+        "frequency_penalty": request.frequency_penalty,
+        "repetition_penalty": request.repetition_penalty,
+        "logit_bias": request.logit_bias,
+        "timeout_s": request.timeout_s,
+        "ttft_timeout_s": request.ttft_timeout_s,
+        "cache_salt": request.cache_salt,
+        "metadata": request.metadata,
+        "logprobs": num_logprobs(request),
+    }
+    return {
+        "model": text.slug,
+        "stop": request.stops,
+        "owner": owner,
+        "on_disconnect": "cancel",
+        **{name: value for name, value in given.items() if value is not None},
+    }
+
+
+def num_logprobs(request: Request) -> int | None:
+    assert isinstance(request, ChatRequest | CompletionRequest)
+    return request.num_logprobs
+
+
+def _message(message: ChatMessage, path: str) -> Message:
+    if message.role in _UNSUPPORTED_ROLES:
+        raise unsupported(f"{path}.role", f"{message.role!r}")
+    role = _ROLES.get(message.role)
+    if role is None:
+        raise InvalidRequest(
+            f"unknown role {message.role[:40]!r}: use one of {', '.join(_ROLES)}", param=f"{path}.role"
+        )
+    for name in ("tool_calls", "function_call", "audio"):
+        if getattr(message, name):
+            raise unsupported(f"{path}.{name}")
+    if message.content is None:
+        if role != "assistant":
+            raise InvalidRequest(f"content of a {role} message must not be null", param=f"{path}.content")
+        return Message(role, message.refusal or "")
+    return Message(role, _text(message.content, f"{path}.content"))
+
+
+def _text(content: str | Sequence[ContentPart], path: str) -> str:
+    """Text parts are joined without anything between, as the parts of one text."""
+    if isinstance(content, str):
+        return content
+    for i, part in enumerate(content):
+        if part.type != "text":
+            raise unsupported(f"{path}[{i}]", f"of type {part.type[:40]!r}")
+        if part.text is None:
+            raise InvalidRequest("a text part needs text", param=f"{path}[{i}].text")
+    return "".join(part.text or "" for part in content)
+
+
+def _check_bias(request: Request, text: TextModel) -> None:
+    size = text.vocab_size
+    bad = next((id_ for id_ in request.logit_bias or {} if id_ >= size), None)
+    if bad is not None:
+        raise InvalidRequest(f"logit_bias has id {bad}, the vocabulary ends at {size - 1}", param="logit_bias")
+
+
+async def _resolved(job: Job, text: TextModel) -> Job:
+    """`job` with its prompt as token ids. Whatever is wrong with the ids is said of the field that the client used."""
+    try:
+        if _num_chars(job) <= INLINE_TOKENISE_CHARS:
+            ids = resolve_prompt(job, text)
+        else:
+            ids = await asyncio.to_thread(resolve_prompt, job, text)
+    except InvalidRequest as error:
+        param = "prompt" if error.param in (None, "prompt_token_ids") else error.param
+        raise type(error)(error.message, param="messages" if job.messages and param == "prompt" else param) from error
+    return Job(**{**_fields(job), "prompt": None, "messages": None, "prompt_token_ids": ids})
+
+
+def _fields(job: Job) -> dict[str, Any]:
+    return {name: getattr(job, name) for name in job.__struct_fields__}
+
+
+def _num_chars(job: Job) -> int:
+    return len(job.prompt or "") + sum(len(message.content) for message in job.messages or [])

@@ -1,0 +1,91 @@
+"""Whether a request could be answered now, and if not, what is missing."""
+
+import msgspec
+
+from schemas.beat import Beat, ProcessState
+from schemas.errors import BusUnavailable, NoWorker
+from services.bus.beats import BeatTable
+from services.bus.connection import Bus
+from services.gateway.catalog import Catalog
+
+_TAKES_JOBS = ("ok", "degraded")
+_WORKERS = ("prefill", "decode")
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of /ready, with status 200 for `ok` and `degraded`."""
+
+    state: ProcessState
+    reasons: list[str]
+    workers: dict[str, dict[str, int]]  # role -> state -> number of processes
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state in _TAKES_JOBS
+
+
+class Readiness:
+    def __init__(self, bus: Bus, beats: BeatTable, catalog: Catalog) -> None:
+        self._bus = bus
+        self._beats = beats
+        self._catalog = catalog
+        self.draining = False
+
+    def report(self) -> Report:
+        """`warming` until a prefill and a decode worker of one build of each model take jobs."""
+        missing, worn = self._missing(), self._worn()
+        state: ProcessState = "warming" if missing else "degraded" if worn else "ok"
+        if self.draining:
+            state, missing = "draining", ["the gateway is shutting down", *missing]
+        return Report(state=state, reasons=[*missing, *worn], workers=self._workers())
+
+    async def check(self, slug: str, timeout_s: float) -> None:
+        """Waits up to `timeout_s` for workers of the model. Raises `NoWorker` or `BusUnavailable`."""
+        if self.draining:
+            raise NoWorker("the gateway is shutting down: try again")
+        if not self._bus.connected:
+            raise BusUnavailable("the gateway has no connection to NATS: try again later")
+        if not await self._beats.wait_for(lambda _: self._missing_role(slug) is None, timeout_s):
+            raise NoWorker(f"no {self._missing_role(slug)} worker of {slug} is running: try again later")
+
+    def has_build(self, slug: str, build: str) -> bool:
+        """Whether workers of both kinds of `build` ("": of any build) live, in whatever state.
+
+        True while the bus is away: nothing is heard then, and nothing could be ended either.
+        """
+        live = self._live(slug)
+        if not self._bus.connected:
+            return True
+        return all(any(beat.role == role and build in ("", beat.build) for beat in live) for role in _WORKERS)
+
+    def _live(self, slug: str) -> list[Beat]:
+        return [beat for beat in self._beats.alive() if beat.model == slug and beat.role in _WORKERS]
+
+    def _missing_role(self, slug: str) -> str | None:
+        """The kind of worker that no build of the model can do without, None if one build has both."""
+        takers = [beat for beat in self._live(slug) if beat.state in _TAKES_JOBS]
+        builds = {role: {beat.build for beat in takers if beat.role == role} for role in _WORKERS}
+        if builds["prefill"] & builds["decode"]:
+            return None
+        return next((role for role in _WORKERS if not builds[role]), "decode")
+
+    def _missing(self) -> list[str]:
+        if not self._bus.connected:
+            return ["no connection to NATS"]
+        found = ((slug, self._missing_role(slug)) for slug in self._catalog.models)
+        return [f"no {role} worker of {slug}" for slug, role in found if role is not None]
+
+    def _worn(self) -> list[str]:
+        """What live workers complain of."""
+        return [
+            f"{beat.process}: {', '.join(beat.reasons) or beat.state}"
+            for beat in self._beats.alive()
+            if beat.role in _WORKERS and beat.state == "degraded"
+        ]
+
+    def _workers(self) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {role: {} for role in _WORKERS}
+        for beat in self._beats.alive():
+            states = found.setdefault(beat.role, {})
+            states[beat.state] = states.get(beat.state, 0) + 1
+        return found

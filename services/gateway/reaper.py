@@ -1,0 +1,46 @@
+"""Ends jobs that this gateway accepted and that will not end by themselves: overdue ones, and those of a dead build."""
+
+import asyncio
+
+from schemas.beat import BUILD_SILENT_AFTER_S
+from schemas.errors import BuildGone, KvrelayError, NoWorker
+from services.gateway.exchange import Exchange
+from services.gateway.open_job import OpenJob
+from services.gateway.readiness import Readiness
+
+INTERVAL_S = 0.25
+
+
+class Reaper:
+    def __init__(self, exchange: Exchange, readiness: Readiness, silent_after_s: float = BUILD_SILENT_AFTER_S) -> None:
+        self._exchange = exchange
+        self._readiness = readiness
+        self._silent_after_s = silent_after_s
+        self._silent_since_s: dict[tuple[str, str], float] = {}  # (model, build) without both kinds of worker
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            self.reap(asyncio.get_running_loop().time())
+
+    def reap(self, now_s: float) -> None:
+        """One look at all open jobs; `now_s` is the event loop's clock."""
+        self._note_silence(now_s)
+        for job in list(self._exchange.jobs.values()):
+            error = None if job.is_ending else job.overdue(now_s) or self._abandoned(job, now_s)
+            if error is not None:
+                self._exchange.end(job, error)
+
+    def _note_silence(self, now_s: float) -> None:
+        """Who is heard again, or has no jobs, is forgotten."""
+        wanted = {(job.model, job.build) for job in self._exchange.jobs.values()}
+        silent = {key for key in wanted if not self._readiness.has_build(*key)}
+        self._silent_since_s = {key: self._silent_since_s.get(key, now_s) for key in silent}
+
+    def _abandoned(self, job: OpenJob, now_s: float) -> KvrelayError | None:
+        since_s = self._silent_since_s.get((job.model, job.build))
+        if since_s is None or now_s - since_s < self._silent_after_s:
+            return None
+        if job.build:
+            return BuildGone(f"the workers of build {job.build} are gone, and with them this request")
+        return NoWorker(f"the workers of {job.model} are gone: try again later")

@@ -1,0 +1,70 @@
+"""The routes, and the small ones' handlers."""
+
+import time
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from schemas.openai_answers import ModelList
+from services.bus.beats import BeatTable
+from services.gateway.catalog import Catalog
+from services.gateway.envelope import envelope
+from services.gateway.generation import Generation
+from services.gateway.readiness import Readiness
+
+
+class Routes:
+    def __init__(
+        self, process: str, catalog: Catalog, beats: BeatTable, readiness: Readiness, generation: Generation
+    ) -> None:
+        self._process = process
+        self._catalog = catalog
+        self._beats = beats
+        self._readiness = readiness
+        self._generation = generation
+        self._started_s = time.monotonic()
+
+    def application(self) -> web.Application:
+        app = web.Application(middlewares=[envelope])
+        app.add_routes(
+            [
+                web.post("/v1/chat/completions", self._generation.chat),
+                web.post("/v1/completions", self._generation.completions),
+                web.get("/v1/models", self.models),
+                web.get("/v1/models/{model:.+}", self.model),
+                web.get("/health", self.health),
+                web.get("/ready", self.ready),
+            ]
+        )
+        return app
+
+    async def models(self, request: web.Request) -> web.Response:
+        return _json(ModelList(self._catalog.listed(self._beats)))
+
+    async def model(self, request: web.Request) -> web.Response:
+        return _json(self._catalog.one(request.match_info["model"], self._beats))
+
+    async def health(self, request: web.Request) -> web.Response:
+        """200 while the process lives, whatever the rest of the pipeline does."""
+        report = self._readiness.report()
+        return _json(
+            {
+                "status": "ok",
+                "process": self._process,
+                "uptime_s": round(time.monotonic() - self._started_s, 3),
+                "models": list(self._catalog.models),
+                "open_requests": self._generation.num_open,
+                "state": report.state,
+                "reasons": report.reasons,
+                "workers": report.workers,
+            }
+        )
+
+    async def ready(self, request: web.Request) -> web.Response:
+        report = self._readiness.report()
+        return _json(report, 200 if report.is_ready else 503)
+
+
+def _json(body: Any, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")

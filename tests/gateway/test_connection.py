@@ -1,0 +1,196 @@
+"""What a connection notices of its client: closed, reset, half-closed, stalled; by raw sockets."""
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+
+from services.gateway.connection import ClientConnection, GatewayRunner
+from services.gateway.envelope import envelope
+from services.gateway.event_stream import EventStream
+
+BUFFER_BYTES = 16_384
+WRITE_TIMEOUT_S = 0.3
+
+
+class Server:
+    """Answers GET /whole when `release` is set, and streams on GET /stream until then."""
+
+    def __init__(self) -> None:
+        self.release = asyncio.Event()
+        self.entered = asyncio.Event()
+        self.gone: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.port = 0
+
+    async def run(self) -> AsyncIterator["Server"]:
+        app = web.Application(middlewares=[envelope])
+        app.add_routes([web.get("/whole", self.whole), web.get("/stream", self.stream), web.get("/flood", self.flood)])
+        runner = GatewayRunner(app, shutdown_timeout=0.2)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.port = runner.addresses[0][1]
+        yield self
+        self.release.set()
+        await runner.cleanup()
+
+    def attended(self, request: web.Request) -> tuple[ClientConnection, object]:
+        connection = request.protocol
+        assert isinstance(connection, ClientConnection)
+        return connection, connection.attended(self._gone, BUFFER_BYTES, WRITE_TIMEOUT_S)
+
+    def _gone(self, has_stalled: bool) -> None:
+        if not self.gone.done():
+            self.gone.set_result(has_stalled)
+
+    async def whole(self, request: web.Request) -> web.StreamResponse:
+        _, attended = self.attended(request)
+        with attended:  # type: ignore[attr-defined]
+            self.entered.set()
+            await self.release.wait()
+        return web.Response(text="whole")
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        connection, attended = self.attended(request)
+        with attended:  # type: ignore[attr-defined]
+            stream = EventStream(request, connection)
+            await stream.send([b"1"])
+            self.entered.set()
+            await self.release.wait()
+            await stream.finish([b"2"])
+        return stream.response
+
+    async def flood(self, request: web.Request) -> web.StreamResponse:
+        connection, attended = self.attended(request)
+        with attended:  # type: ignore[attr-defined]
+            stream = EventStream(request, connection)
+            while True:
+                await stream.send([b"x" * 4096])
+                await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async for found in Server().run():
+        yield found
+
+
+async def connected(server: Server, request: bytes, receive_bytes: int = 0) -> socket.socket:
+    client = socket.socket()
+    if receive_bytes:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    client.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(client, ("127.0.0.1", server.port))
+    await loop.sock_sendall(client, request)
+    return client
+
+
+async def read_to_end(client: socket.socket) -> bytes:
+    loop = asyncio.get_running_loop()
+    found = b""
+    while part := await loop.sock_recv(client, 65536):
+        found += part
+    client.close()
+    return found
+
+
+def get(path: str, version: str = "1.1") -> bytes:
+    return f"GET {path} HTTP/{version}\r\nHost: x\r\n\r\n".encode()
+
+
+@pytest.mark.parametrize("path", ["/whole", "/stream"])
+@pytest.mark.parametrize("reset", [False, True])
+async def test_a_closed_client_is_gone(server: Server, path: str, reset: bool) -> None:
+    client = await connected(server, get(path))
+    await server.entered.wait()
+    if reset:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+    assert await server.gone is False
+
+
+@pytest.mark.parametrize("path", ["/whole", "/stream"])
+async def test_a_half_closed_client_gets_its_answer(server: Server, path: str) -> None:
+    client = await connected(server, get(path))
+    await server.entered.wait()
+    client.shutdown(socket.SHUT_WR)
+    probe = b"100 Continue" if path == "/whole" else b": keep-alive"
+    loop = asyncio.get_running_loop()
+    found = b""
+    while probe not in found:  # the server has noticed, and wants to know more
+        found += await loop.sock_recv(client, 65536)
+    assert not server.gone.done()
+    server.release.set()
+    found += await read_to_end(client)
+    assert found.endswith(b"whole" if path == "/whole" else b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+async def test_a_quick_answer_to_a_half_closed_client_has_no_probe(server: Server) -> None:
+    client = await connected(server, get("/whole"))
+    await server.entered.wait()
+    client.shutdown(socket.SHUT_WR)
+    server.release.set()
+    assert (await read_to_end(client)).startswith(b"HTTP/1.1 200")
+
+
+async def test_http_1_0_knows_no_probe_so_its_end_of_file_is_a_close(server: Server) -> None:
+    client = await connected(server, get("/whole", "1.0"))
+    await server.entered.wait()
+    client.shutdown(socket.SHUT_WR)
+    assert await server.gone is False
+    client.close()
+
+
+async def test_a_reader_that_stalls_is_cut_off(server: Server) -> None:
+    client = await connected(server, get("/flood"), receive_bytes=4096)
+    assert await server.gone is True
+    client.close()
+
+
+async def test_a_reader_that_is_only_slow_is_not_cut_off(server: Server) -> None:
+    client = await connected(server, get("/flood"), receive_bytes=4096)
+    loop = asyncio.get_running_loop()
+    num_bytes = 0
+    while num_bytes < 8 * BUFFER_BYTES:
+        num_bytes += len(await loop.sock_recv(client, 4096))
+    assert not server.gone.done()
+    client.close()
+    await server.gone
+
+
+async def test_malformed_http_is_refused_in_shape(server: Server) -> None:
+    client = await connected(server, b"NONSENSE\r\n\r\n")
+    found = await read_to_end(client)
+    assert found.startswith(b"HTTP/1.0 400") or found.startswith(b"HTTP/1.1 400")
+    assert b'{"error":{"message":' in found
+
+
+@pytest.mark.parametrize("path", ["/whole", "/stream"])
+async def test_a_client_may_half_close_at_once(server: Server, path: str) -> None:
+    client = await connected(server, get(path))
+    client.shutdown(socket.SHUT_WR)
+    server.release.set()
+    assert (await read_to_end(client)).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_client_that_half_closes_at_once_and_leaves_is_gone(server: Server) -> None:
+    client = await connected(server, get("/whole"))
+    client.shutdown(socket.SHUT_WR)
+    await server.entered.wait()
+    client.close()
+    assert await server.gone is False
+
+
+async def test_a_connection_serves_one_request_after_another(server: Server) -> None:
+    server.release.set()
+    client = await connected(server, get("/stream") + get("/whole"))
+    loop = asyncio.get_running_loop()
+    found = b""
+    while not found.endswith(b"whole"):
+        found += await loop.sock_recv(client, 65536)
+    assert b"data: 2\n\ndata: [DONE]" in found
+    client.close()
