@@ -5,7 +5,8 @@ nats-py's `fetch` is not used: cancelled, it swallows the next job until ack_wai
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import msgspec
 from nats.aio.msg import Msg
@@ -55,10 +56,17 @@ class Pull:
         self._deadline_s = elapsed_s() + (SILENT_AFTER_S if wait else PROBE_TIMEOUT_S)
         await self._bus.publish(self._subject, _WAIT if wait else _NO_WAIT, reply=self._inbox)
 
-    async def withdraw(self) -> None:
-        """Takes the request back: the broker sees that nobody listens. What is on its way still arrives."""
+    def withdraw(self) -> Coroutine[Any, Any, None]:
+        """Takes the request back: the broker sees that nobody listens. What is on its way still arrives until then.
+
+        The next `ask` is independent of this one from the moment of the call.
+        """
         subscription, self._subscription = self._subscription, None
+        self._inbox = ""
         self.asked = False
+        return self._drain(subscription)
+
+    async def _drain(self, subscription: Subscription | None) -> None:
         if subscription is not None:
             await self._bus.unsubscribe(subscription, drain=True)
 

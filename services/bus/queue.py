@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from nats.aio.msg import Msg
 
@@ -66,7 +67,7 @@ class WorkQueue:
         self._closed = True
         self._keep_asking()
         self._forget()
-        await self._withdraw()
+        await asyncio.gather(*(pull.withdraw() for pull in self._pulls))
         await self._give_back()
         for chore in list(self._chores):
             chore.cancel()
@@ -144,7 +145,9 @@ class WorkQueue:
 
     def _stop_asking(self) -> None:
         self._withdrawal = None
-        self._start(self._withdraw())
+        for pull in self._pulls:
+            if pull.asked:
+                self._start(pull.withdraw())
         if self._buffer:
             self._hold()
 
@@ -158,15 +161,12 @@ class WorkQueue:
 
         self._start(later())
 
-    async def _withdraw(self) -> None:
-        await asyncio.gather(*(pull.withdraw() for pull in self._pulls if pull.asked))
-
     async def _give_back(self) -> None:
         """A nak counts as a delivery, and so would letting the claim run out; this is the quicker one."""
         while self._buffer:
             await self._buffer.popleft().settle(Settle.REDELIVER)
 
-    def _start(self, chore: Coroutine[None, None, None]) -> None:
+    def _start(self, chore: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(chore, name="work queue")
         self._chores.add(task)
         task.add_done_callback(self._chores.discard)

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -50,8 +51,12 @@ class NatsServer:
     The port is chosen by the system at the first start and kept for later ones, so that clients find it again.
     """
 
-    def __init__(self, data_dir: str | Path, port: int = 0, settings: BusSettings | None = None) -> None:
+    def __init__(
+        self, data_dir: str | Path, port: int = 0, settings: BusSettings | None = None, wrapper: Sequence[str] = ()
+    ) -> None:
+        """`wrapper` is put before the server's command line; it must become the server, by exec."""
         self._settings = settings or BusSettings()
+        self._wrapper = list(wrapper)
         self._folder = (Path(data_dir) / "nats").absolute()
         self._port = port
         self._lock: IO[str] | None = None
@@ -77,12 +82,14 @@ class NatsServer:
         binary = find_binary()
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = self._lock or self._take_lock()
+        for left_by_a_kill in self._folder.glob("*.ports"):
+            left_by_a_kill.unlink(missing_ok=True)
         config = self._folder / "nats-server.conf"
         config.write_text(self._config(), encoding="utf-8")
         with self.log_path.open("ab") as log:
             # The child inherits the lock: an orphan keeps the folder locked after its parent was killed.
             self._process = subprocess.Popen(
-                [str(binary), "--config", str(config)],
+                [*self._wrapper, str(binary), "--config", str(config)],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -93,7 +100,7 @@ class NatsServer:
         try:
             self._wait_ready()
         except SetupError:
-            self.kill()
+            self.stop()
             raise
         return self
 
@@ -175,12 +182,15 @@ class NatsServer:
 
     def _ready(self) -> bool:
         """True once a client is greeted with JetStream on; learns the port on the way."""
-        self._port = self._port or self._port_from_file()
-        info = read_info("127.0.0.1", self._port) if self._port else None
-        return bool(info and info.get("jetstream"))
+        listening = self._port_from_file()  # another server may have the port that we asked for
+        info = read_info("127.0.0.1", listening) if listening else None
+        if info is None or not info.get("jetstream"):
+            return False
+        self._port = listening
+        return True
 
     def _port_from_file(self) -> int:
-        """The port that the system chose, 0 while the server has not written it yet."""
+        """The port that our own server listens on, 0 while it has not said so."""
         for file in self._folder.glob(f"*_{self.pid}.ports"):
             with contextlib.suppress(OSError, ValueError, LookupError):
                 ports = json.loads(file.read_text(encoding="utf-8"))

@@ -1,0 +1,86 @@
+import asyncio
+
+import msgspec
+import pytest
+
+from schemas.errors import SetupError
+from schemas.subjects import DEAD_STREAM, REPLIES_STREAM, Lane, Stage, prefill_subject, stream_name
+from services.bus.connection import Bus, NoResponder
+from services.bus.jetstream import call, publish_stored
+from services.bus.server import NatsServer
+from services.bus.streams import Source, ensure_consumers, ensure_streams
+from tests.bus.conftest import BUILD, SETTINGS, MakeBus
+
+
+async def config_of(bus: Bus, stream: str) -> dict:
+    return (await call(bus, f"STREAM.INFO.{stream}"))["config"]
+
+
+async def test_the_streams_are_those_of_the_design(bus: Bus, model: str) -> None:
+    prefill = await config_of(bus, stream_name(Stage.PREFILL, model))
+    assert prefill["subjects"] == [prefill_subject("*", model, lane) for lane in Lane]
+    assert (prefill["retention"], prefill["discard"]) == ("workqueue", "new")
+    assert (prefill["max_msgs"], prefill["max_bytes"]) == (1_000_000, 4_000_000_000)
+    for stage in (Stage.REWORK, Stage.DECODE):
+        queue = await config_of(bus, stream_name(stage, model))
+        assert (queue["retention"], queue["max_msgs"], queue["max_bytes"]) == ("workqueue", -1, -1)
+    replies = await config_of(bus, REPLIES_STREAM)
+    assert (replies["retention"], replies["discard"], replies["allow_direct"]) == ("limits", "new", True)
+    assert (replies["max_age"], replies["max_bytes"]) == (7200 * 10**9, 8_000_000_000)
+    assert replies["persist_mode"] == "async"
+    assert (await config_of(bus, DEAD_STREAM))["discard"] == "old"
+
+
+async def test_consumers_never_give_up_and_are_not_bounded(bus: Bus, model: str) -> None:
+    for stage in Stage:
+        for lane in Lane:
+            source = Source(stage, lane, model, BUILD)
+            info = await call(bus, f"CONSUMER.INFO.{source.stream}.{source.consumer}")
+            config = info["config"]
+            assert config["ack_wait"] == int(SETTINGS.ack_wait_s * 10**9)
+            assert (config["max_deliver"], config["max_ack_pending"]) == (-1, -1)
+            assert config["max_waiting"] > 512
+            assert config["filter_subject"] == source.filter
+
+
+async def test_many_processes_may_make_them_at_once(server: NatsServer, make_bus: MakeBus) -> None:
+    buses = [await make_bus(server.url) for _ in range(4)]
+    await asyncio.gather(*(ensure_streams(bus, "together") for bus in buses))
+    await asyncio.gather(*(ensure_consumers(bus, "together", BUILD) for bus in buses))
+
+
+async def test_two_builds_share_the_queue_of_a_model(bus: Bus, model: str) -> None:
+    await ensure_consumers(bus, model, "ba9876543210")
+    await ensure_consumers(bus, model, BUILD)
+
+
+async def test_changed_limits_take_effect_and_messages_stay(
+    bus: Bus, model: str, server: NatsServer, make_bus: MakeBus
+) -> None:
+    await publish_stored(bus, prefill_subject("default", model, Lane.BATCH), b"{}")
+    smaller = await make_bus(server.url, msgspec.structs.replace(SETTINGS, queue_max_messages=7))
+    await ensure_streams(smaller, model)
+    info = await call(bus, f"STREAM.INFO.{stream_name(Stage.PREFILL, model)}")
+    assert info["config"]["max_msgs"] == 7
+    assert info["state"]["messages"] == 1
+    await ensure_streams(bus, model)
+    assert (await config_of(bus, stream_name(Stage.PREFILL, model)))["max_msgs"] == 1_000_000
+
+
+async def test_what_correctness_rests_on_is_repaired(bus: Bus, model: str) -> None:
+    name = stream_name(Stage.PREFILL, model)
+    config = await config_of(bus, name)
+    await call(bus, f"STREAM.UPDATE.{name}", config | {"discard": "old", "subjects": [f"kvrelay.prefill.*.{model}.*"]})
+    await ensure_streams(bus, model)
+    config = await config_of(bus, name)
+    assert config["discard"] == "new"
+    with pytest.raises(NoResponder):
+        await publish_stored(bus, f"kvrelay.prefill.default.{model}.nolane", b"{}")
+
+
+async def test_a_stream_of_another_kind_is_named_and_left_alone(bus: Bus) -> None:
+    name = stream_name(Stage.PREFILL, "taken")
+    await call(bus, f"STREAM.CREATE.{name}", {"name": name, "subjects": ["taken"], "retention": "limits"})
+    with pytest.raises(SetupError, match=name):
+        await ensure_streams(bus, "taken")
+    assert (await config_of(bus, name))["retention"] == "limits"
