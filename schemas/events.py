@@ -1,7 +1,8 @@
 """The events on a job's reply subject: JSON lines, one or more a message.
 
 Order in a job: accepted? start token* (finish per choice) done, with a retry anywhere, or an error at any point;
-nothing follows the end. Readers skip types that they do not know. The text of a choice's tokens and of its finish, joined, is exactly the decoded text.
+nothing follows the end. Readers skip types that they do not know. The text of a choice's tokens and of its finish,
+joined, is exactly the decoded text.
 """
 
 from typing import Annotated, Any, Literal

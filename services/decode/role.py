@@ -2,6 +2,7 @@
 
 import asyncio
 
+from schemas.beat import ProcessRole
 from schemas.errors import InvalidRequest
 from schemas.handoff import parse_handoff
 from schemas.subjects import Stage
@@ -12,9 +13,9 @@ from services.worker.runtime import Runtime
 
 
 class DecodeRole:
-    name = "decode"
-    stages = (Stage.DECODE,)
-    feeds = None
+    name: ProcessRole = "decode"
+    stages: tuple[Stage, ...] = (Stage.DECODE,)
+    feeds: ProcessRole | None = None
 
     def __init__(self, runtime: Runtime) -> None:
         # Known tokens that are missing here are run through at most a block a step, so that nobody waits for long.

@@ -9,9 +9,9 @@ import logging
 import threading
 from collections.abc import Sequence as Seq
 from concurrent.futures import Executor
+from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from kvstore.keys import BlockRef, Identity, block_refs, root_key
@@ -122,7 +122,10 @@ class Blocks:
             if load is None or load.done():
                 self._pool.release([pages[i]])
             else:
-                load.add_done_callback(lambda _, page=pages[i]: self._pool.release([page]))
+                load.add_done_callback(partial(self._release_loaded, pages[i]))
+
+    def _release_loaded(self, page: int, _: "asyncio.Future[bool]") -> None:
+        self._pool.release([page])
 
 
 def _arrived(load: "asyncio.Future[bool]") -> bool:
@@ -135,5 +138,4 @@ def _arrived(load: "asyncio.Future[bool]") -> bool:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    flat: np.ndarray[tuple[int], np.dtype[np.uint8]] = tensor.view(-1).view(torch.uint8).numpy()
-    return memoryview(flat)
+    return tensor.view(-1).view(torch.uint8).numpy().data

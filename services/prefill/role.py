@@ -2,6 +2,7 @@
 
 import asyncio
 
+from schemas.beat import ProcessRole
 from schemas.handoff import Handoff, parse_handoff
 from schemas.job import Job, parse_job
 from schemas.subjects import Stage
@@ -15,9 +16,9 @@ from services.worker.runtime import Runtime
 class PrefillRole:
     """Takes jobs while the next pass has budget for one more chunk: a short prompt never waits for a long one."""
 
-    name = "prefill"
-    stages = (Stage.REWORK, Stage.PREFILL)
-    feeds = "decode"
+    name: ProcessRole = "prefill"
+    stages: tuple[Stage, ...] = (Stage.REWORK, Stage.PREFILL)
+    feeds: ProcessRole | None = "decode"
 
     def __init__(self, runtime: Runtime) -> None:
         scheduler = runtime.settings.scheduler

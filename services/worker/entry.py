@@ -40,6 +40,7 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with await Bus.connect(bus_url, process, settings.bus) as bus:
         beats = BeatTable(bus)
+        await beats.start()
         worker: WorkerProcess | None = None
 
         def beat() -> Beat:
@@ -48,6 +49,7 @@ async def _serve(
             return Beat(process=process, role=name, state="warming", host=socket.gethostname(), pid=os.getpid())
 
         publisher = BeatPublisher(bus, beat)
+        await publisher.start()
         loading = asyncio.create_task(asyncio.to_thread(Runtime.load, settings))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -57,8 +59,10 @@ async def _serve(
             await ensure_consumers(bus, runtime.text.slug, runtime.build)
             worker = WorkerProcess(process, runtime, bus, beats, make_role(runtime))
             log.info("%s takes jobs of model %s", process, runtime.text.slug)
-            await worker.serve(stop)
+            await worker.serve(stop, publisher.beat)
+            worker.state = "stopped"
         finally:
             stopping.cancel()
             await publisher.close()
+            await beats.close()
             runtime.close()

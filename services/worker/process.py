@@ -7,6 +7,7 @@ import asyncio
 import logging
 import os
 import socket
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from schemas.beat import OWNER_SILENT_AFTER_S, Beat, ProcessRole, ProcessState
@@ -71,10 +72,12 @@ class WorkerProcess:
         self._changed = asyncio.Event()
         role.batch.after_pass = self._changed.set
 
-    async def serve(self, stop: asyncio.Event) -> None:
-        """Takes jobs until `stop` is set, then ends what runs or hands it back."""
+    async def serve(self, stop: asyncio.Event, beat_now: Callable[[], Awaitable[None]]) -> None:
+        """Takes jobs until `stop` is set, then ends what runs or hands it back. `beat_now` tells of a new state."""
+        await beat_now()
         queue = WorkQueue(self._bus, self._sources())
         cancels = CancelListener(self._bus, self._on_cancel)
+        await cancels.start()
         loops = [
             asyncio.create_task(self._role.batch.run(), name="batch"),
             asyncio.create_task(self._watch_owners(), name="owners"),
@@ -87,7 +90,9 @@ class WorkerProcess:
                 if loop.done():
                     loop.result()  # a loop only ends by an error, which ends the process
             loops.pop().cancel()
-            await self._drain(queue)
+            self.state = "draining"
+            await beat_now()
+            await self._drain()
         finally:
             stopping.cancel()
             for loop in loops:
@@ -120,7 +125,7 @@ class WorkerProcess:
         while True:
             await self._admission.wait_open()
             if self._role.feeds is not None:
-                await self._beats.wait_for(self._role.feeds, build=self._runtime.build)
+                await self._beats.wait_for_worker(self._role.feeds, self._runtime.text.slug, self._runtime.build)
             while not self._role.has_budget(sum(run.is_preparing for run in self._runs.values())):
                 self._changed.clear()
                 await self._changed.wait()
@@ -198,16 +203,20 @@ class WorkerProcess:
         if run is not None:
             run.interrupt(Cancelled("the job was cancelled"))
 
-    async def _drain(self, queue: WorkQueue) -> None:
-        self.state = "draining"
+    async def _drain(self) -> None:
         grace_s = self._runtime.settings.scheduler.grace_s
-        if not self._beats.others(self.process, self._role.name, self._runtime.build):
+        if not self._has_peer():
             await self._wait_for_jobs(grace_s)
         self._role.hand_back()
         await self._wait_for_jobs(grace_s)
         for job in self._jobs:
             job.cancel()
         log.info("drained, %d jobs left to other workers", len(self._jobs))
+
+    def _has_peer(self) -> bool:
+        """Whether another worker takes what this one hands back."""
+        beats = self._beats.alive(self._role.name, self._runtime.text.slug, self._runtime.build)
+        return any(beat.process != self.process and beat.state == "ok" for beat in beats)
 
     async def _wait_for_jobs(self, timeout_s: float) -> None:
         if self._jobs:

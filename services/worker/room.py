@@ -25,16 +25,13 @@ class Room:
         assert self.fits(num_sequences, num_pages)
         if self._waiting or not self._take(num_sequences, num_pages):
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            entry = (num_sequences, num_pages, turn)
-            self._waiting.append(entry)
+            self._waiting.append((num_sequences, num_pages, turn))
             try:
                 await turn
             except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._give_back(num_sequences, num_pages)
-                else:
-                    self._waiting.remove(entry)
-                    self._admit()
+                if not turn.cancelled():
+                    self._give_back(num_sequences, num_pages)  # its turn had just come
+                self._admit()
                 raise
         return Permit(self, num_sequences, num_pages)
 
@@ -52,10 +49,11 @@ class Room:
     def _admit(self) -> None:
         while self._waiting:
             num_sequences, num_pages, turn = self._waiting[0]
-            if not self._take(num_sequences, num_pages):
-                return
+            if not turn.cancelled():
+                if not self._take(num_sequences, num_pages):
+                    return
+                turn.set_result(None)
             self._waiting.popleft()
-            turn.set_result(None)
 
 
 class Permit:

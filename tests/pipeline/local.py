@@ -1,0 +1,132 @@
+"""A whole pipeline in one process on a real nats-server: for tests that look at tokens rather than at crashes."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from schemas.events import Event, Finish, Start, Token
+from schemas.subjects import Lane
+from schemas.wire import encode
+from services.bus.beats import BeatPublisher, BeatTable
+from services.bus.connection import Bus
+from services.bus.publish import submit_job
+from services.bus.reader import follow
+from services.bus.streams import ensure_consumers, ensure_streams
+from services.decode.role import DecodeRole
+from services.engine.model import Model
+from services.models.files import ModelFiles
+from services.prefill.role import PrefillRole
+from services.settings import Settings
+from services.text.model import TextModel
+from services.worker.process import WorkerProcess
+from services.worker.runtime import Runtime
+
+SILENCE_S = 60.0
+
+
+class Answer(msgspec.Struct):
+    """A job's whole stream, sorted by choice."""
+
+    events: list[Event]
+
+    @property
+    def start(self) -> Start:
+        (start,) = [event for event in self.events if isinstance(event, Start)]
+        return start
+
+    @property
+    def end(self) -> Event:
+        return self.events[-1]
+
+    def token_ids(self, choice: int = 0) -> list[int]:
+        return [event.id for event in self.events if isinstance(event, Token) and event.choice == choice]
+
+    def text(self, choice: int = 0) -> str:
+        return "".join(e.text for e in self.events if isinstance(e, (Token, Finish)) and e.choice == choice)
+
+    def finish(self, choice: int = 0) -> Finish:
+        (finish,) = [event for event in self.events if isinstance(event, Finish) and event.choice == choice]
+        return finish
+
+    @property
+    def essence(self) -> list[Event]:
+        """What must be identical whatever the delivery: token and finish events, by choice."""
+        kept = [event for event in self.events if isinstance(event, (Token, Finish))]
+        return sorted(kept, key=lambda event: event.choice)
+
+
+class LocalPipeline:
+    """One prefill and one decode worker, each around a model of its own, and a client's connection."""
+
+    def __init__(self, bus: Bus, text: TextModel, prefill: Runtime, decode: Runtime) -> None:
+        self.bus = bus
+        self.text = text
+        self.prefill = prefill
+        self.decode = decode
+        self._num_jobs = 0
+
+    async def submit(self, **job: Any) -> str:
+        """Publishes a job; its id."""
+        self._num_jobs += 1
+        job.setdefault("id", f"job-{self._num_jobs}")
+        await submit_job(self.bus, "default", self.text.slug, Lane.INTERACTIVE, encode(job))
+        return str(job["id"])
+
+    async def read(self, job: str) -> Answer:
+        return Answer([event async for event in follow(self.bus, "default", job, SILENCE_S)])
+
+    async def ask(self, **job: Any) -> Answer:
+        return await self.read(await self.submit(**job))
+
+    async def ask_all(self, jobs: list[dict[str, Any]]) -> list[Answer]:
+        """All at once."""
+        names = [await self.submit(**job) for job in jobs]
+        return list(await asyncio.gather(*(self.read(name) for name in names)))
+
+
+@contextlib.asynccontextmanager
+async def run_pipeline(
+    url: str, files: ModelFiles, text: TextModel, models: tuple[Model, Model], settings: Settings
+) -> AsyncIterator[LocalPipeline]:
+    runtimes = [Runtime(settings, files, text, model) for model in models]
+    stop = asyncio.Event()
+    async with contextlib.AsyncExitStack() as stack:
+        buses = [await stack.enter_async_context(await Bus.connect(url, name, settings.bus)) for name in "cpd"]
+        await ensure_streams(buses[0], text.slug)
+        await ensure_consumers(buses[0], text.slug, runtimes[0].build)
+        workers = []
+        for bus, runtime, make_role in zip(buses[1:], runtimes, (PrefillRole, DecodeRole), strict=True):
+            beats = BeatTable(bus)
+            await beats.start()
+            stack.push_async_callback(beats.close)
+            role = make_role(runtime)
+            worker = WorkerProcess(f"{role.name}-{id(runtime)}", runtime, bus, beats, role)
+            publisher = BeatPublisher(bus, worker.beat)
+            await publisher.start()
+            stack.push_async_callback(publisher.close)
+            workers.append(asyncio.create_task(worker.serve(stop, publisher.beat)))
+        try:
+            yield LocalPipeline(buses[0], text, *runtimes)
+        finally:
+            stop.set()
+            results = await asyncio.gather(*workers, return_exceptions=True)
+            for runtime in runtimes:
+                runtime.close()
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+
+def settings_for(data_dir: Path, **groups: dict[str, Any]) -> Settings:
+    """Small and quick: `groups` override by group and key."""
+    plain: dict[str, Any] = {
+        "kv": {"data_dir": str(data_dir)},
+        "scheduler": {"grace_s": 1.0, "kv_memory_bytes": 800_000_000},
+    }
+    for group, values in groups.items():
+        plain.setdefault(group, {}).update(values)
+    return msgspec.convert(plain, Settings)

@@ -1,0 +1,121 @@
+"""Room and admission: first come, first served, and a suspect runs alone."""
+
+import asyncio
+
+import pytest
+import torch
+
+from services.engine.pages import PagePool
+from services.worker.admission import Admission
+from services.worker.room import Room
+
+
+def make_room(num_pages: int = 10, max_sequences: int = 4) -> tuple[Room, PagePool]:
+    pool = PagePool(num_pages, (1, 1, 16, 4), torch.float32, max_idle=0)
+    return Room(pool, max_sequences), pool
+
+
+async def settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_waiters_are_served_in_order_and_nobody_overtakes():
+    room, pool = make_room()
+    first = await room.enter(1, 8)
+    large = asyncio.create_task(room.enter(1, 10))
+    small = asyncio.create_task(room.enter(1, 1))
+    await settled()
+    assert not large.done() and not small.done(), "a small one behind a large one waits too"
+    first.close()
+    await settled()
+    assert large.done() and not small.done()
+    (await large).close()
+    (await small).close()
+    assert (room.num_sequences, pool.num_unreserved) == (0, 10)
+
+
+async def test_two_that_grow_do_not_block_each_other():
+    room, _ = make_room()
+    permits = [await room.enter(1, 5), await room.enter(1, 5)]
+    grown = [asyncio.create_task(permit.resize(2, 10)) for permit in permits]
+    await settled()
+    assert [task.done() for task in grown] == [True, False]
+    permits[0].close()
+    await asyncio.wait_for(grown[1], 1)
+    permits[1].close()
+    assert room.num_sequences == 0
+
+
+async def test_a_cancelled_waiter_leaves_nothing_behind():
+    room, pool = make_room()
+    first = await room.enter(1, 10)
+    waiting = asyncio.create_task(room.enter(1, 1))
+    behind = asyncio.create_task(room.enter(1, 2))
+    await settled()
+    waiting.cancel()
+    first.close()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    (await asyncio.wait_for(behind, 1)).close()
+    assert (room.num_sequences, pool.num_unreserved) == (0, 10)
+
+
+async def test_cancelled_in_the_moment_of_its_turn():
+    room, pool = make_room()
+    first = await room.enter(1, 10)
+    waiting = asyncio.create_task(room.enter(1, 10))
+    await settled()
+    first.close()  # its turn comes...
+    waiting.cancel()  # ...and it never learns of it
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert (room.num_sequences, pool.num_unreserved) == (0, 10)
+
+
+async def test_shrinking_makes_room_at_once():
+    room, _ = make_room()
+    permit = await room.enter(1, 10)
+    waiting = asyncio.create_task(room.enter(1, 6))
+    await permit.resize(1, 4)
+    (await asyncio.wait_for(waiting, 1)).close()
+    permit.close()
+    permit.close()
+    assert room.num_sequences == 0
+
+
+async def test_a_suspect_waits_for_the_others_and_the_others_for_it():
+    admission = Admission()
+    await admission.enter("a", suspect=False)
+    suspect = asyncio.create_task(admission.enter("s", suspect=True))
+    later = asyncio.create_task(admission.enter("b", suspect=False))
+    opened = asyncio.create_task(admission.wait_open())
+    await settled()
+    assert not suspect.done() and not later.done() and not opened.done()
+    admission.leave("a")
+    await settled()
+    assert suspect.done() and not later.done() and not opened.done()
+    admission.clear("s")  # it made an event
+    await asyncio.wait_for(asyncio.gather(later, opened), 1)
+
+
+async def test_suspects_run_one_after_the_other():
+    admission = Admission()
+    await admission.enter("first", suspect=True)
+    second = asyncio.create_task(admission.enter("second", suspect=True))
+    await settled()
+    assert not second.done()
+    admission.clear("first")
+    await settled()
+    assert not second.done(), "the first still runs"
+    admission.leave("first")
+    await asyncio.wait_for(second, 1)
+
+
+async def test_a_suspect_that_is_cancelled_while_waiting_lets_others_in():
+    admission = Admission()
+    await admission.enter("a", suspect=False)
+    suspect = asyncio.create_task(admission.enter("s", suspect=True))
+    await settled()
+    suspect.cancel()
+    await asyncio.wait_for(admission.enter("b", suspect=False), 1)
