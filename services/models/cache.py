@@ -46,6 +46,10 @@ class ModelCache:
     def digest_index(self) -> Path:
         return self.root / "digests.json"
 
+    @property
+    def downloads(self) -> Path:
+        return self.root / "downloads"
+
     def folder(self, content: bytes) -> Path:
         return self.root / content.hex()
 

@@ -36,9 +36,7 @@ def resolve(spec: str, data_dir: Path | str, progress: Progress | None = None) -
     cache = ModelCache(Path(data_dir))
     path = Path(spec).expanduser()
     if spec == smollm2.SPEC:
-        with cache.locked(smollm2.SPEC):  # processes that start together download once
-            gguf = smollm2.find(Path(data_dir)) or smollm2.fetch(Path(data_dir), say)
-        return _from_gguf(smollm2.NAME, gguf, cache, say, check=smollm2.check)
+        return _from_gguf(smollm2.NAME, _default_gguf(cache, say), cache, say, check=smollm2.check)
     if path.is_file():
         return _from_gguf(_QUANTISATION.sub("", path.stem), path, cache, say)
     if path.is_dir():
@@ -59,6 +57,14 @@ def cached(data_dir: Path | str) -> list[ModelFiles]:
 def build_id(files: ModelFiles, *arithmetic_ids: bytes) -> str:
     """12 hex digits over weights, tokenizer and arithmetics: jobs are only ever continued by their own build."""
     return digest_of([files.fingerprint, files.tokenizer_hash, *arithmetic_ids], "kvrelay-build").hex()[:BUILD_DIGITS]
+
+
+def _default_gguf(cache: ModelCache, say: Progress) -> Path:
+    found = smollm2.find(cache.downloads)
+    if found is None:
+        with cache.locked(smollm2.SPEC):  # processes that start together download once
+            found = smollm2.find(cache.downloads) or smollm2.fetch(cache.downloads, say)
+    return found
 
 
 def _from_gguf(

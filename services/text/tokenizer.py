@@ -15,6 +15,7 @@ from services.text.token_floor import TokenFloor
 class Tokenizer:
     """Text to ids and back, exactly as `transformers` does with the same tokenizer.json, and never normalised by us.
 
+    (A vocabulary may lack a few characters, as SmolLM2's lacks six of ASCII's control characters: it drops them.)
     *Control tokens* are the added tokens that the tokenizer marks special. Whether one is recognised in a text is
     the caller's choice; two backends differ in that alone, because the library keeps it as a state of the object.
     Thread-safe.
