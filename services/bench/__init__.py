@@ -1,0 +1,1 @@
+"""Speed, measured here and quoted as ratios; nothing in the tests depends on it."""

@@ -1,0 +1,62 @@
+"""Models loaded once a session, a broker once a module, a pipeline on fresh folders for each test that asks."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.bus.server import NatsServer
+from services.engine.arithmetic import choose_arithmetic
+from services.engine.model import Model
+from services.engine.model_config import ModelConfig
+from services.models.files import ModelFiles
+from services.text.model import TextModel, load_text
+from tests.models.default_model import default_model
+from tests.pipeline.local import LocalPipeline, run_pipeline, settings_for
+
+Pipelines = Callable[..., AbstractAsyncContextManager[LocalPipeline]]
+
+
+@cache
+def loaded(dtype: str) -> tuple[Model, Model]:
+    """Two models, since two workers compute at the same time; each with one thread on these two cores."""
+    torch.set_num_threads(1)
+    files = default_model()
+    arithmetic = choose_arithmetic(ModelConfig.from_hf(files.config), dtype)
+    return Model(files, arithmetic), Model(files, arithmetic)
+
+
+@pytest.fixture(scope="session")
+def files() -> ModelFiles:
+    return default_model()
+
+
+@pytest.fixture(scope="session")
+def text(files: ModelFiles) -> TextModel:
+    return load_text(files)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    server = NatsServer(tmp_path_factory.mktemp("nats"))
+    server.start()
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture
+def pipelines(broker: str, files: ModelFiles, text: TextModel, tmp_path: Path) -> Pipelines:
+    """`pipelines(dtype, data_dir, group={key: value})`: a pipeline; the same `data_dir` again is a restart."""
+
+    @asynccontextmanager
+    async def start(
+        dtype: str = "float32", data_dir: Path = tmp_path, **groups: dict[str, Any]
+    ) -> AsyncIterator[LocalPipeline]:
+        async with run_pipeline(broker, files, text, loaded(dtype), settings_for(data_dir, **groups)) as pipeline:
+            yield pipeline
+
+    return start
