@@ -35,8 +35,7 @@ async def jobs_of(request: Request, text: TextModel, key: str, owner: str) -> li
     prompts = _prompts(request)
     shared = _shared(request, text, owner)
     return [
-        await _resolved(Job(id=job_id(key, i, len(prompts)), **given, **shared), text)
-        for i, given in enumerate(prompts)
+        await _job({"id": job_id(key, i, len(prompts)), **given, **shared}, text) for i, given in enumerate(prompts)
     ]
 
 
@@ -119,21 +118,18 @@ def _check_bias(request: Request, text: TextModel) -> None:
         raise InvalidRequest(f"logit_bias has id {bad}, the vocabulary ends at {size - 1}", param="logit_bias")
 
 
-async def _resolved(job: Job, text: TextModel) -> Job:
-    """`job` with its prompt as token ids. Whatever is wrong with the ids is said of the field that the client used."""
+async def _job(fields: dict[str, Any], text: TextModel) -> Job:
+    """A job with its prompt as token ids. What is wrong with them is said of the field that the client used."""
     try:
+        job = Job(**fields)
         if _num_chars(job) <= INLINE_TOKENISE_CHARS:
             ids = resolve_prompt(job, text)
         else:
             ids = await asyncio.to_thread(resolve_prompt, job, text)
     except InvalidRequest as error:
-        param = "prompt" if error.param in (None, "prompt_token_ids") else error.param
-        raise type(error)(error.message, param="messages" if job.messages and param == "prompt" else param) from error
-    return Job(**{**_fields(job), "prompt": None, "messages": None, "prompt_token_ids": ids})
-
-
-def _fields(job: Job) -> dict[str, Any]:
-    return {name: getattr(job, name) for name in job.__struct_fields__}
+        param = "prompt" if error.param == "prompt_token_ids" else error.param
+        raise type(error)(error.message.replace("prompt_token_ids", "prompt"), param=param) from error
+    return Job(**{**fields, "prompt": None, "messages": None, "prompt_token_ids": ids})
 
 
 def _num_chars(job: Job) -> int:

@@ -4,7 +4,6 @@ import json
 
 from services.text.model import TextModel
 from services.text.template import ChatTemplate
-from services.text.token_bytes import BYTE_OF_CHAR
 from services.text.tokenizer import Tokenizer
 
 SLUG = "tiny-model"
@@ -34,8 +33,15 @@ def token_id(byte: int) -> int:
     return byte + len(CONTROL)
 
 
+def _byte_alphabet() -> dict[int, str]:
+    """GPT-2's printable spelling of the 256 bytes."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+
+
 def _source() -> str:
-    char_of_byte = {byte: char for char, byte in BYTE_OF_CHAR.items()}
+    char_of_byte = _byte_alphabet()
     vocab = {text: number for number, text in enumerate(CONTROL)}
     vocab |= {char_of_byte[byte]: token_id(byte) for byte in range(256)}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
