@@ -31,6 +31,8 @@ class ControlTokens:
     def __init__(self, ids: Mapping[str, int]) -> None:
         self.ids = dict(ids)
         self.id_set = frozenset(ids.values())
+        self._beginnings = frozenset(token[:size] for token in ids for size in range(1, len(token)))
+        self._longest_beginning = max(map(len, self._beginnings), default=0)
         # Longest first, as the tokenizer matches: leftmost, then longest.
         longest_first = sorted(ids, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if ids else re.compile(r"(?!)")
@@ -47,7 +49,8 @@ class ControlTokens:
         opening = sorted({string[i] for string, found in zip(strings, starts, strict=True) for i in found})
         if not opening:
             return list(strings), {}
-        unused = [char for char in _GUARDS if not any(char in string for string in strings)]
+        present = set("".join(strings))
+        unused = [char for char in _GUARDS if char not in present]
         if len(unused) < len(opening):
             raise InvalidRequest("cannot tell control tokens in the messages from the template's: remove them")
         guard_of = dict(zip(opening, unused, strict=False))
@@ -68,10 +71,9 @@ class ControlTokens:
 
     def _unfinished(self, string: str) -> Iterable[int]:
         """Where a proper beginning of a control token runs up to the end of `string`."""
-        for token in self.ids:
-            for size in range(1, min(len(token), len(string) + 1)):
-                if string.endswith(token[:size]):
-                    yield len(string) - size
+        for start in range(max(0, len(string) - self._longest_beginning), len(string)):
+            if string[start:] in self._beginnings:
+                yield start
 
 
 def _swap(string: str, positions: set[int], guard_of: Mapping[str, str]) -> str:

@@ -44,6 +44,8 @@ def resolve_max_tokens(job: Job, num_prompt_tokens: int, context_tokens: int) ->
 def _messages_ids(messages: list[Message], text: TextModel, now: datetime | None) -> list[int]:
     if text.template is None:
         raise InvalidRequest(f"model {text.slug} has no chat template: send a prompt instead", param="messages")
+    if len(messages) > text.context_tokens:  # a turn takes a token at least, and rendering takes 30 us
+        raise _too_long(f"at least {len(messages)}", text.context_tokens, "messages")
     for index, message in enumerate(messages):
         _check_unicode(message.content, f"messages[{index}].content")
     guarded = text.template.render_guarded(messages, text.tokenizer.control, now=now)

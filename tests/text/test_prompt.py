@@ -77,6 +77,12 @@ def test_longer_ones_are_refused_with_both_numbers(text: TextModel, num_tokens: 
             resolve_prompt(job, text)
 
 
+def test_more_messages_than_tokens_are_refused_unrendered(text: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(type(text.template), "render")
+    with pytest.raises(ContextLengthExceeded, match="at least 200000 tokens"):
+        resolve_prompt(Job(messages=[Message(role="user", content="")] * 200_000), text)
+
+
 @pytest.mark.parametrize("unit", ["a", " ", "=", "漢", "🎉", "<|im_end|>", "x y\n", "\u0301"])
 def test_a_megabyte_is_refused_without_tokenising(text: TextModel, unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     content = unit * (1_000_000 // len(unit))
