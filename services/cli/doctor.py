@@ -22,7 +22,7 @@ def doctor(config_file: str | None, **options: Any) -> None:
         settings = config.load(config_file, overrides=overrides)
         findings.append(Finding("ok", "settings", "consistent"))
     except SetupError as error:
-        settings = config.Settings()
+        settings = config.load("", env={}, overrides=overrides)
         findings.append(Finding("missing", "settings", error.message, "the rest is checked with the defaults"))
     findings += all_findings(settings)
     for finding in findings:

@@ -30,7 +30,7 @@ def with_settings(*names: str) -> Callable[[Command], Command]:
         def run(config_file: str | None, assigned: tuple[str, ...], **arguments: Any) -> Any:
             overrides = dict(map(_assignment, assigned))
             overrides |= {name: value for name in names if (value := arguments.pop(_variable(name))) is not None}
-            return command(config.load(config_file, overrides=overrides), **arguments)
+            return command(settings=config.load(config_file, overrides=overrides), **arguments)
 
         for name in reversed(names):
             flag, metavar, kind = _OPTIONS[name]

@@ -48,6 +48,6 @@ def decode(settings: Settings) -> None:
 def gateway(settings: Settings) -> None:
     """Run the OpenAI-compatible HTTP gateway."""
     url = _bus_url(settings)
-    from services.gateway.main import serve
+    from services.gateway.main import run
 
-    sys.exit(serve(settings, url))
+    sys.exit(run(settings, url))
