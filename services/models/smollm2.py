@@ -80,7 +80,9 @@ def _download(to: Path) -> Path:
     command += ["--quiet", "--dest", str(to), REQUIREMENT]
     hint = f"run `{' '.join([*command[3:-3], REQUIREMENT])}` where there is a network"
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=DOWNLOAD_TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired as error:
         raise SetupError(f"the download of {REQUIREMENT} took over {DOWNLOAD_TIMEOUT_S:.0f} s: {hint}") from error
     wheels = list(to.glob("*.whl"))

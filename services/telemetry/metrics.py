@@ -52,20 +52,25 @@ class Histogram:
 
 
 class Gauge:
-    """Read when somebody looks: `watch` says how, and the callback must be quick and thread-safe."""
+    """Read when somebody looks: `watch` says how, and the callback must be quick and thread-safe.
+
+    None stands for "not known now".
+    """
 
     def __init__(self, name: str, unit: str, doc: str) -> None:
         self._args = (f"kvrelay.{name}", unit, doc)
-        self._watched: dict[tuple[tuple[str, str], ...], Callable[[], float]] = {}
+        self._watched: dict[tuple[tuple[str, str], ...], Callable[[], float | None]] = {}
         _instruments.append(self)
 
-    def watch(self, read: Callable[[], float], **attributes: str) -> None:
+    def watch(self, read: Callable[[], float | None], **attributes: str) -> None:
         """From now on the value under these attributes is `read()`; the last one to watch wins."""
         self._watched[tuple(sorted(attributes.items()))] = read
 
     def _observe(self, _: CallbackOptions) -> Iterator[Observation]:
         for attributes, read in list(self._watched.items()):
-            yield Observation(read(), dict(attributes))
+            value = read()
+            if value is not None:
+                yield Observation(value, dict(attributes))
 
     def bind(self, meter: Meter) -> None:
         name, unit, doc = self._args
