@@ -5,7 +5,7 @@ import asyncio
 from schemas.beat import ProcessRole
 from schemas.handoff import Handoff, parse_handoff
 from schemas.job import Job, parse_job
-from schemas.subjects import Stage
+from schemas.subjects import Stage, tenant_and_lane
 from services.prefill.job import PrefillJob
 from services.prefill.request import draft_handoff, is_repeat
 from services.worker.room import Permit
@@ -49,6 +49,7 @@ class PrefillRole:
         """The job as a draft of its hand-off, and its deadline for the first token; None for a mere repeat."""
         if run.stage is Stage.REWORK:
             return parse_handoff(run.delivery.data), None
+        tenant_and_lane(run.delivery.subject)  # a tenant that is no slug is refused, not mapped to another
         job = parse_job(run.delivery.data)
         if is_repeat(run.history, job, run.job, run.delivery.origin) or run.history.end is not None:
             return None, None

@@ -4,14 +4,16 @@ The stages differ in their `Role`; claims, poison, cancels, owners and shutdown 
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
 from schemas.beat import OWNER_SILENT_AFTER_S, Beat, ProcessRole, ProcessState
-from schemas.errors import Cancelled, IdConflict, KvrelayError, Poisoned, Settle
+from schemas.errors import BusUnavailable, Cancelled, IdConflict, KvrelayError, Poisoned, Settle
 from schemas.events import Retry
 from schemas.subjects import Lane, Stage
 from services import telemetry
@@ -20,7 +22,9 @@ from services.bus.cancels import CancelListener
 from services.bus.connection import Bus
 from services.bus.delivery import Delivery
 from services.bus.delivery import run as run_delivery
+from services.bus.depth import num_waiting
 from services.bus.history import read_all
+from services.bus.jetstream import Refused
 from services.bus.queue import WorkQueue
 from services.bus.streams import Source
 from services.engine.batch import Batch
@@ -35,6 +39,7 @@ log = logging.getLogger(__name__)
 
 MAX_LONE_RUNS = 3
 OWNER_CHECK_S = 1.0
+QUEUE_CHECK_S = 5.0
 
 
 class Role(Protocol):
@@ -81,6 +86,7 @@ class WorkerProcess:
         loops = [
             asyncio.create_task(self._role.batch.run(), name="batch"),
             asyncio.create_task(self._watch_owners(), name="owners"),
+            asyncio.create_task(self._watch_queues(), name="queues"),
             asyncio.create_task(self._take_jobs(queue), name="take jobs"),
         ]
         stopping = asyncio.create_task(stop.wait())
@@ -197,6 +203,22 @@ class WorkerProcess:
             for run in list(self._runs.values()):
                 if run.owner is not None and self._beats.owner_silent(run.owner, OWNER_SILENT_AFTER_S):
                     run.interrupt(Cancelled(f"the process that asked for this job, {run.owner}, is gone"))
+
+    async def _watch_queues(self) -> None:
+        """Keeps the gauges of waiting jobs fresh, and counts damage that the store found."""
+        depths = dict.fromkeys(self._sources(), 0)
+        for source in self._sources():
+            telemetry.queue_depth.watch(partial(depths.__getitem__, source), stage=source.stage, lane=source.lane)
+        telemetry.running.watch(lambda: self._room.num_sequences)
+        telemetry.pages_used.watch(lambda: self._runtime.pool.num_held)
+        num_damaged = 0
+        while True:
+            before, num_damaged = num_damaged, self._runtime.store.counters.damaged
+            telemetry.damage.add(num_damaged - before)
+            with contextlib.suppress(BusUnavailable, Refused):
+                for source in self._sources():
+                    depths[source] = await num_waiting(self._bus, source)
+            await asyncio.sleep(QUEUE_CHECK_S)
 
     def _on_cancel(self, tenant: str, job: str) -> None:
         run = self._runs.get((tenant, job))
