@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from schemas.errors import KvrelayError
+from schemas.errors import InvalidRequest, KvrelayError
 from schemas.wire import WIRE_VERSION, translate
 
 FinishReason = Literal["stop", "length"]
@@ -115,8 +115,16 @@ def encode_events(events: list[Event]) -> bytes:
 
 
 def decode_events(payload: bytes) -> list[Event]:
-    """Raises `InvalidRequest` on a line that is no event."""
-    return [translate(_decoder, line) for line in payload.split(b"\n") if line]
+    """The events of types that this version knows. Raises `InvalidRequest` on a line that is no event."""
+    events: list[Event] = []
+    for line in payload.split(b"\n"):
+        try:
+            if line:
+                events.append(translate(_decoder, line))
+        except InvalidRequest as error:
+            if error.param != "type" or not error.message.startswith("Invalid value"):
+                raise
+    return events
 
 
 def to_builtins(event: Event) -> dict[str, Any]:

@@ -18,7 +18,9 @@ from services.bus.connection import Bus
 
 log = logging.getLogger("kvrelay.bus")
 
+MAX_TICK_S = 2 * BEAT_INTERVAL_S
 FORGET_AFTER_S = 3600.0
+MAX_REMEMBERED = 1000
 
 
 class BeatPublisher:
@@ -57,33 +59,42 @@ class BeatPublisher:
 @dataclass
 class _Seen:
     beat: Beat
-    at_s: float
+    at_s: float  # by the table's clock
 
 
 class BeatTable:
-    """The last beat of each process. Judges only while it hears beats at all: a deaf table declares nobody dead."""
+    """The last beat of each process. Its clock stands still while this process is paused or cut off.
+
+    So nobody is declared dead for a silence in which we could not have heard them.
+    """
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._seen: dict[str, _Seen] = {}
-        self._listening_since_s = elapsed_s()
-        self._heard_s = elapsed_s()
         self._changed = asyncio.Event()
         self._subscription: Subscription | None = None
-        self._forget = bus.on_connection(up=self._on_up)
+        self._ticking: asyncio.Task[None] | None = None
+        self._ticked_s = elapsed_s()
+        self._deaf_s = 0.0
+        self._started_s = self._now_s()
 
     async def start(self) -> None:
-        self._listening_since_s = elapsed_s()
         self._subscription = await self._bus.subscribe(ALL_BEATS, self._on_message)
+        self._ticked_s = elapsed_s()
+        self._started_s = self._now_s()
+        self._ticking = asyncio.create_task(self._tick(), name="beat table")
 
     async def close(self) -> None:
-        self._forget()
         if self._subscription is not None:
             await self._bus.unsubscribe(self._subscription)
+        if self._ticking is not None:
+            self._ticking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticking
 
     def alive(self, role: ProcessRole | None = None, model: str | None = None, build: str | None = None) -> list[Beat]:
         """The last beats of the processes that are alive, of this role, model and build where given."""
-        now = elapsed_s()
+        now = self._now_s()
         return [
             seen.beat
             for seen in self._seen.values()
@@ -100,26 +111,20 @@ class BeatTable:
         return seen.beat if seen else None
 
     def owner_silent(self, process: str, silent_s: float) -> bool:
-        """True if `process` has stopped, or has not beaten for `silent_s` in which others were heard."""
+        """True if `process` has stopped or was not heard for `silent_s`, while it could have been."""
         seen = self._seen.get(process)
         if seen is not None and seen.beat.state == "stopped":
             return True
-        if self.deaf:
-            return False
-        last_s = max(seen.at_s if seen else 0.0, self._listening_since_s)
-        return elapsed_s() - last_s > silent_s
+        return self._now_s() - (seen.at_s if seen else self._started_s) > silent_s
 
     def build_silent_s(self, model: str, build: str) -> float:
-        """Seconds since a decode worker of this build was last heard, or since this table listens."""
-        times = [
-            s.at_s for s in self._seen.values() if (s.beat.role, s.beat.model, s.beat.build) == ("decode", model, build)
+        """Seconds in which no decode worker of this build was heard, though it could have been."""
+        of_build = [
+            seen.at_s
+            for seen in self._seen.values()
+            if (seen.beat.role, seen.beat.model, seen.beat.build) == ("decode", model, build)
         ]
-        return 0.0 if self.deaf else elapsed_s() - max([self._listening_since_s, *times])
-
-    @property
-    def deaf(self) -> bool:
-        """True if nobody at all was heard lately: we were paused or cut off, or are alone and do not beat."""
-        return not self._bus.connected or elapsed_s() - self._heard_s > SILENT_AFTER_S
+        return self._now_s() - max([self._started_s, *of_build])
 
     async def wait_for(self, condition: Callable[["BeatTable"], bool], timeout_s: float | None = None) -> bool:
         """Waits until `condition` holds, looking after each beat and each second. False after `timeout_s`."""
@@ -127,24 +132,30 @@ class BeatTable:
             async with asyncio.timeout(timeout_s):
                 while not condition(self):
                     self._changed.clear()
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(BEAT_INTERVAL_S):
-                            await self._changed.wait()
+                    await self._changed.wait()
         except TimeoutError:
             return False
         return True
 
     async def wait_for_worker(self, role: ProcessRole, model: str, build: str | None = None) -> Beat:
         """The beat of a worker that takes work, once there is one."""
-
-        def ready(table: BeatTable) -> bool:
-            return bool(table._working(role, model, build))
-
-        await self.wait_for(ready)
+        await self.wait_for(lambda table: bool(table._working(role, model, build)))
         return self._working(role, model, build)[0]
 
     def _working(self, role: ProcessRole, model: str, build: str | None) -> list[Beat]:
         return [beat for beat in self.alive(role, model, build) if beat.state in ("ok", "degraded")]
+
+    def _now_s(self) -> float:
+        """Seconds in which beats could be heard. Ticks that did not come count as a pause of ours."""
+        return min(elapsed_s(), self._ticked_s + MAX_TICK_S) - self._deaf_s
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_INTERVAL_S)
+            passed_s = elapsed_s() - self._ticked_s
+            self._deaf_s += max(0.0, passed_s - MAX_TICK_S) if self._bus.connected else passed_s
+            self._ticked_s += passed_s
+            self._changed.set()
 
     async def _on_message(self, message: Msg) -> None:
         try:
@@ -152,15 +163,8 @@ class BeatTable:
         except InvalidRequest as error:
             log.warning("a beat on %s cannot be read: %s", message.subject, error.message)
             return
-        now = elapsed_s()
-        if now - self._heard_s > SILENT_AFTER_S:  # we were deaf: nobody's silence before now counts
-            self._listening_since_s = now
-        self._heard_s = now
+        now = self._now_s()
         self._seen[beat.process] = _Seen(beat, now)
-        if len(self._seen) > 1000:
+        if len(self._seen) > MAX_REMEMBERED:
             self._seen = {name: seen for name, seen in self._seen.items() if now - seen.at_s < FORGET_AFTER_S}
-        self._changed.set()
-
-    def _on_up(self) -> None:
-        self._listening_since_s = elapsed_s()
         self._changed.set()

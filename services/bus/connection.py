@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
@@ -75,7 +76,8 @@ class Bus:
             bus._closing = True
             with contextlib.suppress(OSError, nats_errors.Error):
                 await bus._client.close()
-            raise SetupError(f"no NATS server answers at {url}: {bus._client.last_error or error}") from error
+            shown = re.sub(r"//[^@/]*@", "//***@", url)
+            raise SetupError(f"no NATS server answers at {shown}: {bus._client.last_error or error}") from error
         return bus
 
     async def _connect(self, servers: list[str]) -> None:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import msgspec
 from nats.aio.msg import Msg
 
-from schemas.errors import BusUnavailable, Internal, KvrelayError, Settle
-from schemas.subjects import MSG_ID_HEADER, Lane, Stage, claim, derived_job_id
+from schemas.errors import BusUnavailable, Internal, InvalidRequest, KvrelayError, Settle
+from schemas.subjects import DEFAULT_TENANT, MSG_ID_HEADER, Lane, Stage, check_job_id, claim, derived_job_id
 from services.bus.clock import elapsed_s
-from services.bus.connection import Bus, NoResponder
+from services.bus.connection import Bus
 from services.bus.progress import Progress
 from services.bus.publish import dead_letter
 from services.bus.streams import NS, Source
@@ -52,7 +52,11 @@ class Receipt:
 
 
 class Delivery:
-    """Made by `WorkQueue`; its claim is renewed from the first moment until `settle`, `abandon`, or being lost."""
+    """Made by `WorkQueue`; its claim is renewed from the first moment until `settle`, `abandon`, or being lost.
+
+    A worker sets `progress` (its step counter), `on_lost` (called when the claim is gone: stop the job), and `job`,
+    (tenant, id), as soon as it has read them.
+    """
 
     def __init__(self, bus: Bus, source: Source, message: Msg, created_ms: int, ack_wait_s: float) -> None:
         self.data = message.data
@@ -75,6 +79,7 @@ class Delivery:
         self._held_since_s = elapsed_s()
         self._lost = False
         self._over = False
+        self.job: tuple[str, str] | None = None
         self._renew_now = asyncio.Event()
         self._forget = bus.on_connection(up=self._renew_now.set, first=True)
         self._renewal = asyncio.create_task(self._renew(), name=f"claim {self.origin}")
@@ -103,6 +108,7 @@ class Delivery:
         """
         if self._over:
             return False
+        self._renewal.cancel()  # a renewal behind a nak would hold the message up
         try:
             while how is not Settle.DROP and self.held:
                 try:
@@ -110,8 +116,6 @@ class Delivery:
                         await self._bury(error or Internal("dead-lettered without a reason"))
                     await self._bus.request(self._reply, _answer(how, delay_s), timeout_s=self._ack_wait_s)
                     return True
-                except NoResponder:
-                    return False  # the consumer was removed, and our claim with it
                 except BusUnavailable:
                     await asyncio.sleep(self._ack_wait_s / 10)
             if how is not Settle.DROP:
@@ -131,12 +135,17 @@ class Delivery:
         await dead_letter(self._bus, tenant, job, self.data, error, self.origin, self.subject)
 
     def _names(self) -> tuple[str, str]:
-        """(tenant, job) for the dead letter's subject, without reading a payload that may be broken."""
+        """(tenant, job) for the dead letter's subject: as the worker found out, else without reading the payload."""
+        if self.job is not None:
+            return self.job
         parts = self.headers.get(MSG_ID_HEADER, "").split(".")
         if self.stage is Stage.PREFILL:
             tenant = self.subject.split(".")[2]
-            return tenant, parts[1] if len(parts) == 2 and parts[0] == tenant and parts[1] else self.origin
-        return (parts[0], parts[1]) if len(parts) == 4 else ("default", self.origin)
+            named = len(parts) == 2 and parts[0] == tenant
+            with contextlib.suppress(InvalidRequest):
+                return tenant, check_job_id(parts[1]) if named else self.origin
+            return tenant, self.origin
+        return (parts[0], parts[1]) if len(parts) == 4 else (DEFAULT_TENANT, self.origin)
 
     def _age_of_claim_s(self) -> float:
         return elapsed_s() - self._held_since_s
@@ -154,9 +163,6 @@ class Delivery:
             asked_s = elapsed_s()
             try:
                 await self._bus.request(self._reply, PROGRESS, timeout_s=pause_s)
-            except NoResponder:
-                if self._bus.connected:
-                    return self._lose("its consumer is gone")
             except BusUnavailable:
                 pass
             else:

@@ -13,7 +13,6 @@ API = "$JS.API."
 # Error codes of nats-server (server/errors.json).
 STREAM_NOT_FOUND = 10059
 STREAM_EXISTS = 10058
-CONSUMER_NOT_FOUND = 10014
 NO_MESSAGE = 10037
 WRONG_LAST_SEQUENCE = 10071
 STORE_FAILED = 10077  # "maximum messages exceeded", "maximum bytes exceeded"

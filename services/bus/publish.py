@@ -19,7 +19,7 @@ from schemas.subjects import (
     stream_name,
 )
 from schemas.wire import encode
-from services.bus.connection import Bus, Headers, NoResponder
+from services.bus.connection import Bus, Headers, NoResponder, header_bytes
 from services.bus.jetstream import publish_stored
 from services.bus.streams import StreamFacts
 
@@ -30,6 +30,7 @@ CODE_HEADER = "Kvrelay-Code"
 REASON_HEADER = "Kvrelay-Reason"
 ORIGIN_HEADER = "Kvrelay-Origin"
 SUBJECT_HEADER = "Kvrelay-Subject"
+TRUNCATED_HEADER = "Kvrelay-Truncated"  # bytes of the whole payload
 MAX_REASON_CHARS = 1_000
 
 
@@ -104,7 +105,8 @@ async def dead_letter(
 ) -> None:
     """Keeps a message that is given up, with the reason and where it came from. Raises `BusUnavailable`.
 
-    One delivery may do this twice; the id keeps the first for some minutes.
+    One delivery may do this twice; the id keeps the first for some minutes. Of a payload that leaves no room for
+    these headers, the beginning is kept.
     """
     headers = {
         MSG_ID_HEADER: f"{tenant}.{job}.dead.{origin}",
@@ -113,4 +115,8 @@ async def dead_letter(
         ORIGIN_HEADER: origin,
         SUBJECT_HEADER: subject,
     }
+    room = bus.max_payload - header_bytes(headers)
+    if len(payload) > room:
+        headers[TRUNCATED_HEADER] = str(len(payload))
+        payload = payload[: bus.max_payload - header_bytes(headers)]
     await publish_stored(bus, dead_subject(tenant, job), payload, headers)

@@ -26,7 +26,7 @@ SEQUENCE_DIGITS = 20
 
 
 class _Message(msgspec.Struct):
-    """One message: `lines` are encoded events, `tokens` how many of them are tokens."""
+    """Encoded events that go together, how many of them are tokens, and the sequence once it is stored."""
 
     payload: bytes
     tokens: int

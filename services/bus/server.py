@@ -79,6 +79,8 @@ class NatsServer:
 
     def start(self) -> "NatsServer":
         """Returns once the server has answered a client with JetStream on. Raises `SetupError`."""
+        if self.alive():
+            return self
         binary = find_binary()
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = self._lock or self._take_lock()

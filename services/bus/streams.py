@@ -29,7 +29,7 @@ from schemas.subjects import (
 )
 from services.bus.clock import parse_timestamp
 from services.bus.connection import Bus
-from services.bus.jetstream import CONSUMER_NOT_FOUND, STREAM_EXISTS, STREAM_NOT_FOUND, Refused, call
+from services.bus.jetstream import STREAM_EXISTS, STREAM_NOT_FOUND, Refused, call
 
 log = logging.getLogger("kvrelay.bus")
 
@@ -229,7 +229,3 @@ class StreamFacts:
             with contextlib.suppress(BusUnavailable, Refused):
                 await call(self._bus, f"STREAM.INFO.{REPLIES_STREAM}")
             await asyncio.sleep(CLOCK_REFRESH_S)
-
-
-def consumer_gone(error: Refused) -> bool:
-    return error.err_code in (CONSUMER_NOT_FOUND, STREAM_NOT_FOUND)

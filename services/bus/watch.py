@@ -22,6 +22,7 @@ from services.bus.order import EventOrder, Gap
 
 BUFFER_BYTES = 1_048_576
 LOOK_S = 5.0  # silent for so long: look into the stream, the last message may have been lost
+MAX_LOOK_S = 40.0
 # A core message is heard shortly before it can be read.
 PATIENCE_S = (0.0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 
@@ -37,8 +38,10 @@ async def watch(bus: Bus, tenant: str, job: str, buffer_bytes: int = BUFFER_BYTE
         witness = _Witness(bus, tenant, job)
         async for event in witness.read():
             yield event
+        look_s = LOOK_S
         while not witness.order.ended:
-            message = await feed.next(LOOK_S)
+            message = await feed.next(look_s)
+            look_s = min(2 * look_s, MAX_LOOK_S) if message is None else LOOK_S
             if message is None:
                 if feed.reconnected():
                     witness.after = 0  # a crashed broker may have given out sequences again

@@ -12,7 +12,7 @@ TIMEOUT_S = 10.0
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     """Returns once `condition` holds; fails after `TIMEOUT_S`."""
     async with asyncio.timeout(TIMEOUT_S):
-        while not await condition():  # noqa: ASYNC110
+        while not await condition():
             await asyncio.sleep(0.01)
 
 

@@ -10,7 +10,9 @@ from services.bus.beats import BeatPublisher, BeatTable
 from services.bus.cancels import CancelListener, cancel_job
 from services.bus.connection import Bus
 from services.bus.history import read_all
+from services.bus.server import NatsServer
 from services.bus.streams import ensure_streams
+from tests.bus.conftest import MakeBus
 
 
 class Clock:
@@ -82,24 +84,49 @@ async def test_waiting_for_a_worker_that_takes_work(bus: Bus, table: BeatTable) 
     assert table.owner_silent("w", OWNER_SILENT_AFTER_S)
 
 
-async def test_silence_is_counted_only_while_others_are_heard(bus: Bus, table: BeatTable, clock: Clock) -> None:
-    dead, living = Worker(bus, "dead"), Worker(bus, "living")
+async def test_our_own_pause_is_nobodys_silence(bus: Bus, table: BeatTable, clock: Clock) -> None:
+    worker = Worker(bus, "w")
+    await heard(table, worker)
+    clock.jump += 10 * OWNER_SILENT_AFTER_S  # this process was stopped meanwhile
+    assert table.alive()
+    assert not table.owner_silent("w", OWNER_SILENT_AFTER_S)
+    assert not table.owner_silent("never-heard", OWNER_SILENT_AFTER_S)
+    assert table.build_silent_s("m", "b") < SILENT_AFTER_S
+
+
+async def test_who_falls_silent_is_dead(bus: Bus, table: BeatTable, clock: Clock) -> None:
+    dead, living = Worker(bus, "dead"), Worker(bus, "living", build="other")
     await heard(table, dead, living)
-    clock.jump += SILENT_AFTER_S + OWNER_SILENT_AFTER_S  # this process was stopped meanwhile
-    assert table.deaf
-    assert not table.owner_silent("dead", OWNER_SILENT_AFTER_S)
-    assert table.build_silent_s("m", "b") == 0.0
-    living.state = "ok"
-    await heard(table, living)
-    assert not table.owner_silent("dead", OWNER_SILENT_AFTER_S), "it is only now being listened to again"
-    for _ in range(4):
-        clock.jump += SILENT_AFTER_S - 0.5
+    for _ in range(8):
+        clock.jump += 1.5
+        table._ticked_s += 1.5  # time in which this process ran
         living.state = "degraded" if living.state == "ok" else "ok"
         await heard(table, living)
-    assert table.owner_silent("dead", OWNER_SILENT_AFTER_S)
-    assert not table.owner_silent("living", OWNER_SILENT_AFTER_S)
-    assert table.owner_silent("never-heard", OWNER_SILENT_AFTER_S)
     assert [beat.process for beat in table.alive()] == ["living"]
+    assert table.owner_silent("dead", OWNER_SILENT_AFTER_S)
+    assert table.owner_silent("never-heard", OWNER_SILENT_AFTER_S)
+    assert not table.owner_silent("living", OWNER_SILENT_AFTER_S)
+    assert table.build_silent_s("m", "b") > 10
+    assert table.build_silent_s("m", "other") < 3
+
+
+async def test_time_without_a_connection_is_nobodys_silence(own_server: NatsServer, make_bus: MakeBus) -> None:
+    bus = await make_bus(own_server.url)
+    table = BeatTable(bus)
+    await table.start()
+    before = table._now_s()
+    await heard(table, Worker(bus, "w"))
+    down = asyncio.Event()
+    bus.on_connection(down=down.set)
+    own_server.kill()
+    async with asyncio.timeout(10):
+        await down.wait()
+    table._ticked_s -= 100  # as if a tick were due after long
+    deaf = table._deaf_s
+    assert await table.wait_for(lambda t: t._deaf_s > deaf, timeout_s=10)
+    assert table._now_s() - before < 50
+    assert table.alive()
+    await table.close()
 
 
 async def test_a_beat_that_cannot_be_read_is_skipped(bus: Bus, table: BeatTable) -> None:

@@ -186,7 +186,13 @@ async def test_settling_twice_is_settling_once(bus: Bus, queue: WorkQueue, sourc
 
 
 @pytest.mark.parametrize(
-    ("headers", "job"), [({MSG_ID_HEADER: "default.named"}, "named"), (None, ""), ({MSG_ID_HEADER: "other.x"}, "")]
+    ("headers", "job"),
+    [
+        ({MSG_ID_HEADER: "default.named"}, "named"),
+        (None, ""),
+        ({MSG_ID_HEADER: "other.x"}, ""),
+        ({MSG_ID_HEADER: "default.a b>*"}, ""),
+    ],
 )
 async def test_dead_letters_are_kept_under_the_job_then_gone_from_the_queue(
     bus: Bus, queue: WorkQueue, source: Source, headers: dict[str, str] | None, job: str
@@ -198,6 +204,20 @@ async def test_dead_letters_are_kept_under_the_job_then_gone_from_the_queue(
     assert message.data == b"payload"
     assert message.headers is not None and message.headers["Kvrelay-Code"] == "id_conflict"
     assert await pending(bus, source) == (0, 0)
+
+
+async def test_a_payload_of_the_limit_is_dead_lettered_as_far_as_it_fits(
+    bus: Bus, queue: WorkQueue, source: Source
+) -> None:
+    await submit_job(bus, "default", source.model, source.lane, b"x" * bus.max_payload)
+    delivery = await queue.next()
+    delivery.job = ("default", f"big-{source.model}")
+    assert await delivery.settle(Settle.DEAD_LETTER, error=IdConflict("taken"))
+    message = await bus.request(f"$JS.API.DIRECT.GET.KVRELAY_DEAD.{dead_subject(*delivery.job)}")
+    assert message.headers is not None
+    assert message.headers["Kvrelay-Truncated"] == str(bus.max_payload)
+    assert message.data.strip(b"x") == b"" and len(message.data) > bus.max_payload - 1_000
+    assert bus.num_reconnects == 0
 
 
 @pytest.mark.parametrize(
