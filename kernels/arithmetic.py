@@ -21,7 +21,7 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Weights, K, V and the residual stream are rounded to `dtype`; everything between is float32.
+    """Weights, K and V are rounded to `dtype`; everything between is float32, unless the recipe multiplies in `dtype`.
 
     `id` tells arithmetics apart that differ in bits: it is a digest of the recipe, the instruction set and of what
     the operations gave for fixed inputs, so that equal ids on two machines mean equal bits.
@@ -44,7 +44,3 @@ class Arithmetic:
     def head(self, weight: Tensor) -> Linear:
         """The product with the head's `weight: [V, K]`: a bfloat16 output would tie at 5.7 % of positions."""
         return self.head_recipe.pack(weight.to(self.dtype).float())
-
-    def round(self, x: Tensor) -> Tensor:
-        """`x` float32, its values rounded to `dtype`."""
-        return x.to(self.dtype).float()

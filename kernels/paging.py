@@ -158,7 +158,7 @@ def _decode_gather(entries: list[tuple[SpanLike, int]], blocks: int, geometry: P
     masked_from = min(span.start for span in spans) // BLOCK_KEYS * BLOCK_KEYS
     keys = torch.arange(masked_from, blocks * BLOCK_KEYS)
     tile = Tile(
-        rows=torch.tensor([row for _, row in entries]),
+        rows=_slice_if_consecutive([row for _, row in entries]),
         sequences=len(spans),
         rows_each=1,
         padded=_padded(geometry.heads // geometry.kv_heads),
@@ -190,6 +190,13 @@ def _span_tile(span: SpanLike, row: int, begin: int, rows: int, geometry: PoolGe
     keys = torch.arange(masked_from, blocks * BLOCK_KEYS)
     mask = (keys > positions[:, None])[None, None]
     return Tile(slice(row + begin, row + begin + rows), 1, rows, padded, blocks, masked_from, mask)
+
+
+def _slice_if_consecutive(rows: list[int]) -> slice | Tensor:
+    """A slice is a view where an index tensor is a copy."""
+    if rows == list(range(rows[0], rows[0] + len(rows))):
+        return slice(rows[0], rows[-1] + 1)
+    return torch.tensor(rows)
 
 
 def _padded(rows: int) -> int:

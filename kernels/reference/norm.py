@@ -1,12 +1,12 @@
-"""RMSNorm (Zhang and Sennrich, 2019), in float32 whatever the residual stream is kept in."""
+"""RMSNorm (Zhang and Sennrich, 2019), in the order of operations that transformers takes."""
 
 from torch import Tensor
-from torch.nn import functional
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`x: [R, K]` any dtype, `weight: [K] float32` -> `[R, K] float32`.
+    """`x: [R, K] float32`, `weight: [K] float32` -> `[R, K] float32`.
 
-    torch reduces each contiguous row by itself and splits none over threads below 32,768 elements.
+    torch sums each contiguous row by itself. Spelled out, because `functional.rms_norm` takes twice as long for a row.
     """
-    return functional.rms_norm(x.float(), weight.shape, weight, eps)
+    scale = (x * x).mean(1, keepdim=True).add_(eps).rsqrt_()
+    return scale.mul(x).mul_(weight)

@@ -84,7 +84,7 @@ class Model:
         plan = plan_pass(spans, self._geometry(pool))
         scrub_tails(spans, pool)
         rotation = self._rope.rows(plan.positions)
-        x = self._weights.embedding[ids]
+        x = self._weights.embedding[ids].float()
         for number, layer in enumerate(self._weights.layers):
             x = self._layer(x, number, layer, pool, plan, rotation)
         return self._weights.head(rms_norm(x[rows], self._weights.norm, self.config.norm_eps))
@@ -92,16 +92,15 @@ class Model:
     def _layer(
         self, x: Tensor, number: int, layer: Layer, pool: Tensor, plan: PassPlan, rotation: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """`x: [R, hidden]` in the arithmetic's dtype; `rotation` of the plan's positions."""
-        config, rounded = self.config, self.arithmetic.round
-        normed = rounded(rms_norm(x, layer.attention_norm, config.norm_eps))
-        qkv = layer.qkv(normed).view(x.shape[0], -1, config.head_dim)
+        """`x: [R, hidden] float32`, changed in place; `rotation` of the plan's positions."""
+        config = self.config
+        qkv = layer.qkv(rms_norm(x, layer.attention_norm, config.norm_eps)).view(x.shape[0], -1, config.head_dim)
         rotate_(qkv[:, : config.num_heads + config.num_kv_heads], *rotation)
         write_kv(pool, number, qkv[:, config.num_heads :], plan)
         attended = attend(pool, number, qkv[:, : config.num_heads], plan)
-        x = x.add_(layer.attention_out(rounded(attended)))
-        normed = rounded(rms_norm(x, layer.mlp_norm, config.norm_eps))
-        return x.add_(layer.down(rounded(silu_gate(layer.gate_up(normed)))))
+        x.add_(layer.attention_out(attended))
+        gate_up = layer.gate_up(rms_norm(x, layer.mlp_norm, config.norm_eps))
+        return x.add_(layer.down(silu_gate(gate_up)))
 
     def _geometry(self, pool: Tensor) -> PoolGeometry:
         layers, heads, tokens, dim = self.page_shape(pool.shape[4])

@@ -71,7 +71,7 @@ def _layer(tensors: "TensorFiles", prefix: str, config: ModelConfig, arithmetic:
 
 
 def _norm(tensors: "TensorFiles", name: str, config: ModelConfig, arithmetic: Arithmetic) -> Tensor:
-    return arithmetic.round(tensors.read(name, config.hidden))
+    return tensors.read(name, config.hidden).to(arithmetic.dtype).float()
 
 
 class TensorFiles:
