@@ -4,9 +4,7 @@ Types are strict: "5" is no integer. A field that is known but not supported is 
 knows is ignored unless the caller of `parse_chat` or `parse_completion` asks for strictness.
 """
 
-import json
 import re
-from collections import Counter
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -14,7 +12,9 @@ from msgspec import Meta
 
 from schemas.errors import InvalidRequest, KvrelayError, TooLarge
 from schemas.job import MAX_CHOICES, MAX_METADATA_BYTES, MAX_TIMEOUT_S, MAX_TOP_LOGPROBS
-from schemas.wire import MAX_DEPTH, translate
+from schemas.json_object import read_object
+from schemas.openai_fields import UNSUPPORTED, WITHOUT_EFFECT
+from schemas.wire import translate
 
 MAX_OPENAI_STOPS = 4
 MAX_PROMPTS = 128  # prompts of one /v1/completions request; each becomes a job
@@ -150,60 +150,6 @@ class CompletionRequest(Request, frozen=True, kw_only=True):
         return [item for item in self.prompt if not isinstance(item, int)]
 
 
-# Known fields that nothing here acts on yet, with the values that ask for nothing. None always does.
-_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "parallel_tool_calls": (True, False),
-    "functions": ([],),
-    "function_call": ("none",),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "reasoning_effort": (),
-    "verbosity": (),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-    "suffix": ("",),
-    "echo": (False,),
-    "min_tokens": (0,),
-    "stop_token_ids": ([],),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True, False),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "logits_processors": ([],),
-    "use_beam_search": (False,),
-    "length_penalty": (1.0,),
-    "early_stopping": (False,),
-    "prompt_logprobs": (),
-    "truncate_prompt_tokens": (),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "add_special_tokens": (False,),
-    "documents": ([],),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "mm_processor_kwargs": ({},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_decoding_backend": (),
-    "grammar": (),
-    "json_schema": (),
-    "include_metrics": (False,),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "priority": (0,),
-}
-# Hints about the caller or the cache: they cannot change an answer.
-_WITHOUT_EFFECT = frozenset({"safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
-
 R = TypeVar("R", bound=Request)
 _MISSING = re.compile(r"missing required field `(\w+)`")
 _chat_decoder = msgspec.json.Decoder(ChatRequest)
@@ -225,8 +171,8 @@ def parse_completion(data: bytes, *, strict: bool = False) -> CompletionRequest:
 
 
 def _parse(data: bytes, decoder: "msgspec.json.Decoder[R]", kind: type[R], strict: bool) -> R:
-    fields = _read_object(data)
-    for name, harmless in _UNSUPPORTED.items():
+    fields = read_object(data)
+    for name, harmless in UNSUPPORTED.items():
         value = fields.get(name)
         if value is not None and value not in harmless:
             raise unsupported(name)
@@ -240,47 +186,8 @@ def _parse(data: bytes, decoder: "msgspec.json.Decoder[R]", kind: type[R], stric
         raise type(error)(error.message, param=param) from error
 
 
-def _read_object(data: bytes) -> dict[str, Any]:
-    """The body as a JSON object. msgspec takes the last of two equal keys; here that is refused, at any depth."""
-    try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"the body is not UTF-8 (byte {error.start})") from error
-    except RecursionError as error:
-        raise InvalidRequest(f"the body is nested deeper than {MAX_DEPTH} levels") from error
-    except ValueError as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise InvalidRequest("the body must be a JSON object")
-    _check_depth(value)
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        counts = Counter(name for name, _ in pairs)
-        twice = next(name for name, count in counts.items() if count > 1)
-        raise InvalidRequest(f"the key {twice[:80]!r} is given twice", param=twice[:80])
-    return found
-
-
-def _no_constant(name: str) -> None:
-    raise InvalidRequest(f"the body is not valid JSON: {name} is no JSON number")
-
-
-def _check_depth(value: Any) -> None:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        inner = (v.values() if isinstance(v, dict) else v for v in level)
-        level = [item for items in inner for item in items if isinstance(item, (dict, list))]
-        if not level:
-            return
-    raise InvalidRequest(f"the body is nested deeper than {MAX_DEPTH} levels")
-
-
 def _refuse_unknown(fields: dict[str, Any], kind: type[Request]) -> None:
-    known = {*kind.__struct_fields__, *_UNSUPPORTED, *_WITHOUT_EFFECT}
+    known = {*kind.__struct_fields__, *UNSUPPORTED, *WITHOUT_EFFECT}
     unknown = [name for name in fields if name not in known]
     messages = fields.get("messages")
     for i, message in enumerate(messages if isinstance(messages, list) else []):
@@ -298,5 +205,7 @@ def _field_of(path: str | None) -> str | None:
 
 
 def error_body(error: KvrelayError, *, code: str | None = None) -> dict[str, Any]:
-    """OpenAI's error object, `{"error": {...}}`."""
-    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": code or error.code}}
+    """OpenAI's error object, `{"error": {...}}`. What it quotes of a broken request is made text again."""
+    message = error.message.encode("utf-8", "replace").decode("utf-8")
+    param = error.param.encode("utf-8", "replace").decode("utf-8") if error.param is not None else None
+    return {"error": {"message": message, "type": error.type, "param": param, "code": code or error.code}}

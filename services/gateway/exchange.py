@@ -22,7 +22,7 @@ from services.bus.chain import open_job
 from services.bus.connection import Bus
 from services.bus.publish import job_msg_id, submit_job
 from services.bus.watch import watch
-from services.gateway.inbox import Inbox
+from services.gateway.inbox import ClientGone, Inbox
 from services.gateway.open_job import OpenJob
 
 LOCAL_END_S = 2.0
@@ -50,17 +50,21 @@ class Exchange:
         """
         opened: list[OpenJob] = []
         pumps: list[asyncio.Task[None]] = []
+        grace_s = 0.0
         try:
             for number, job in enumerate(jobs):
                 opened.append(await self._open(job, number, inbox))
                 pumps.append(asyncio.create_task(self._pump(opened[-1]), name=f"events of {job.id}"))
             yield
+        except ClientGone:
+            grace_s = 0.0 if inbox.has_stalled else self._grace_s
+            raise
         finally:
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
             for entry in opened:
-                self._leave(entry, 0.0 if inbox.has_stalled else self._grace_s)
+                self._leave(entry, grace_s)
 
     async def _open(self, job: Job, number: int, inbox: Inbox) -> OpenJob:
         assert job.id is not None
@@ -103,6 +107,7 @@ class Exchange:
     def _leave(self, job: OpenJob, grace_s: float) -> None:
         """Nobody waits for `job` any more."""
         if job.has_ended:
+            telemetry.jobs.add(code=job.code, stage="gateway")
             self.jobs.pop(job.id, None)
         elif not job.is_ending:
             self.end(job, Cancelled("nobody waits for this job any more"), grace_s)
@@ -115,25 +120,30 @@ class Exchange:
         task.add_done_callback(self._tasks.discard)
 
     async def _end(self, job: OpenJob, error: KvrelayError, after_s: float) -> None:
-        await asyncio.sleep(after_s)
-        # The end comes back through the job's events, but its request must not depend on that.
-        guard = asyncio.get_running_loop().call_later(LOCAL_END_S, job.inbox.stop, error)
+        guard: asyncio.TimerHandle | None = None
         try:
-            while not await self._try_to_end(job, error):
-                await self._bus.wait_connected()
-        finally:
-            guard.cancel()
+            await asyncio.sleep(after_s)
+            # The request hears of the end through the job's events, but must not depend on that.
+            guard = asyncio.get_running_loop().call_later(LOCAL_END_S, job.inbox.stop, error)
+            if await self._write_end(job, error):
+                telemetry.jobs.add(code=error.code, stage="gateway")
+                job.inbox.stop(error)
+        except asyncio.CancelledError:
             job.inbox.stop(error)
+            raise
+        finally:
             self.jobs.pop(job.id, None)
+            if guard is not None and job.has_ended:
+                guard.cancel()
 
-    async def _try_to_end(self, job: OpenJob, error: KvrelayError) -> bool:
-        """Writes the end, unless there is one, and tells the worker. False if the bus is away."""
-        try:
-            await cancel_job(self._bus, self._tenant, job.id, error)
-        except BusUnavailable as failure:
-            _log.warning("job %s cannot be ended yet: %s", job.id, failure)
-            return False
-        return True
+    async def _write_end(self, job: OpenJob, error: KvrelayError) -> bool:
+        """Writes the end and tells the worker. False if the job had ended by itself."""
+        while True:
+            try:
+                return await cancel_job(self._bus, self._tenant, job.id, error)
+            except BusUnavailable as failure:
+                _log.warning("job %s cannot be ended yet: %s", job.id, failure)
+                await self._bus.wait_connected()
 
     async def close(self, timeout_s: float) -> None:
         """Ends every open job. What the bus does not take in time is left to the workers, who miss our beat."""

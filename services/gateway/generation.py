@@ -76,7 +76,8 @@ class Generation:
             asked = route.parse(await read_body(request, self._api.max_body_bytes), strict=self._api.strict)
             text = self._catalog.find(asked.model)
             key = new_request_key()
-            jobs = await jobs_of(asked, text, key, self._exchange.owner)
+            with telemetry.span("gateway.tokenise"):
+                jobs = await jobs_of(asked, text, key, self._exchange.owner)
             await self._readiness.check(text.slug, self._api.no_worker_timeout_s)
             answer = self._answer(asked, route, text, key, len(jobs))
             log = request[LOG_FIELDS]

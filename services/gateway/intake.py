@@ -14,7 +14,8 @@ from schemas.openai import ChatMessage, ChatRequest, CompletionRequest, ContentP
 from services.text.model import TextModel
 from services.text.prompt import resolve_prompt
 
-INLINE_TOKENISE_CHARS = 4096  # longer texts are tokenised in a thread, so that the other streams go on meanwhile
+INLINE_CHARS = 4096  # longer prompts are tokenised in a thread, so that the other streams go on meanwhile
+MESSAGE_CHARS = 64  # what rendering one message costs, in characters of text
 
 _ROLES: dict[str, Role] = {"system": "system", "developer": "developer", "user": "user", "assistant": "assistant"}
 _UNSUPPORTED_ROLES = ("tool", "function")
@@ -122,7 +123,7 @@ async def _job(fields: dict[str, Any], text: TextModel) -> Job:
     """A job with its prompt as token ids. What is wrong with them is said of the field that the client used."""
     try:
         job = Job(**fields)
-        if _num_chars(job) <= INLINE_TOKENISE_CHARS:
+        if _size_chars(job) <= INLINE_CHARS:
             ids = resolve_prompt(job, text)
         else:
             ids = await asyncio.to_thread(resolve_prompt, job, text)
@@ -132,5 +133,7 @@ async def _job(fields: dict[str, Any], text: TextModel) -> Job:
     return Job(**{**fields, "prompt": None, "messages": None, "prompt_token_ids": ids})
 
 
-def _num_chars(job: Job) -> int:
-    return len(job.prompt or "") + sum(len(message.content) for message in job.messages or [])
+def _size_chars(job: Job) -> int:
+    messages = job.messages or []
+    texts = len(job.prompt or "") + sum(len(message.content) for message in messages)
+    return texts + MESSAGE_CHARS * len(messages) + len(job.prompt_token_ids or [])

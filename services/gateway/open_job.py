@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from schemas.errors import DeadlineExceeded
-from schemas.events import Event, Start, Token, is_end
+from schemas.events import Error, Event, Start, Token, is_end
 from schemas.job import MAX_TIMEOUT_S, Job
 from services.gateway.inbox import Inbox
 
@@ -22,6 +22,7 @@ class OpenJob:
     build: str = ""
     has_token: bool = False
     has_ended: bool = False
+    code: str = "ok"  # of the end, once it has
     is_ending: bool = False  # we are writing its end
 
     @classmethod
@@ -45,6 +46,7 @@ class OpenJob:
             self.build = event.build
         elif is_end(event):
             self.has_ended = True
+            self.code = event.code if isinstance(event, Error) else "ok"
 
     def overdue(self, now_s: float) -> DeadlineExceeded | None:
         if now_s >= self.deadline_s:

@@ -35,7 +35,7 @@ def done(tokens: int) -> Done:
 
 
 def chunks(made: Answer, events: list[Event], prompt: int = 0) -> list[dict[str, Any]]:
-    return [json.loads(chunk) for event in events for chunk in made.add(prompt, [event])]
+    return [json.loads(chunk) for event in events for chunk in made.add([(prompt, event)])]
 
 
 def test_chat_stream() -> None:

@@ -14,8 +14,8 @@ from services.bus.history import read_all
 from services.gateway.exchange import Exchange
 from services.gateway.inbox import Inbox
 from services.gateway.open_job import OpenJob
-from services.gateway.reaper import Reaper
 from services.gateway.readiness import Readiness
+from services.gateway.reaper import Reaper
 from tests.gateway.conftest import MakePipeline, Pipeline
 from tests.gateway.scripted_worker import Work, saying, token
 
@@ -42,7 +42,8 @@ async def ended(pipeline: Pipeline, job: str) -> Error:
 async def connected(pipeline: Pipeline, body: dict[str, Any], receive_bytes: int = 0) -> socket.socket:
     """A plain socket on which `body` was posted."""
     data = json.dumps(body).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
+    lines = ["POST /v1/chat/completions HTTP/1.1", "Host: x", "Content-Type: application/json"]
+    head = "\r\n".join([*lines, f"Content-Length: {len(data)}"])
     client = socket.socket()
     if receive_bytes:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)

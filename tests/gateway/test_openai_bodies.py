@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -38,12 +39,14 @@ def completion(prompt: object, **fields: object) -> bytes:
         chat().decode().encode("utf-16"),
         b"\xff",
         b"\x1f\x8b\x08\x00\x00",
+        b'{"\\ud83d":1,"\\ud83d":2}',
         chat(stream="yes"),
     ],
 )
 def test_broken_bodies_are_invalid_requests(body: bytes) -> None:
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequest) as caught:
         parse_chat(body)
+    assert msgspec.json.encode(error_body(caught.value))
 
 
 @pytest.mark.parametrize(
@@ -206,6 +209,7 @@ def test_any_object_is_parsed_or_refused_on_purpose(body: dict[str, object]) -> 
             parse(data, strict=True)
         except KvrelayError as error:
             assert 400 <= error.http_status < 500
+            assert msgspec.json.encode(error_body(error))
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)

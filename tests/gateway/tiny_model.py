@@ -17,7 +17,7 @@ TEMPLATE = (
 
 
 def tiny_text(slug: str = SLUG) -> TextModel:
-    tokenizer = Tokenizer(_source(), (EOS,))
+    tokenizer = Tokenizer(tokenizer_json(), (EOS,))
     return TextModel(
         slug=slug,
         tokenizer=tokenizer,
@@ -40,7 +40,7 @@ def _byte_alphabet() -> dict[int, str]:
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
 
 
-def _source() -> str:
+def tokenizer_json() -> str:
     char_of_byte = _byte_alphabet()
     vocab = {text: number for number, text in enumerate(CONTROL)}
     vocab |= {char_of_byte[byte]: token_id(byte) for byte in range(256)}
