@@ -1,8 +1,7 @@
 """The NVMe tier: one file a block, `<root>/<first 2 hex digits>/<64 hex digits>.kvb`.
 
-A file's modification time is the instant at which it expires, its access time when its block was last wanted; both
-are set explicitly, so mount options do not matter. Files are written beside and renamed, without fsync: a file torn
-by a power cut is found by its digest (and fsync would cost four times the write). The page cache is the memory tier.
+Files are written beside and renamed, without fsync: a file torn by a power cut is found by its digest (and fsync would
+cost four times the write). The page cache is the memory tier.
 """
 
 import errno
@@ -15,10 +14,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvstore.counters import TierCounters
+from kvstore.filetimes import expires_ns, times_of
 from kvstore.retention import QUARANTINE, ByteCap
 from kvstore.staging import Staging
 from kvstore.tier import Life
-from schemas.blob import HEADER_BYTES
 from schemas.errors import KvUnavailable
 
 MAX_QUARANTINED = 16
@@ -48,7 +47,7 @@ class NvmeTier:
         return f"{self._root}/{name[:2]}/{name}.kvb"
 
     def present(self, keys: Sequence[bytes]) -> int:
-        now = self._clock()
+        now_ns = self._now_ns()
         for index, key in enumerate(keys):
             try:
                 status = os.stat(self.path(key), follow_symlinks=False)
@@ -56,7 +55,7 @@ class NvmeTier:
                 return index
             except OSError as error:
                 raise KvUnavailable(f"cannot look for blocks in {self._root}: {error}") from error
-            if status.st_mtime <= now or status.st_size <= HEADER_BYTES:
+            if expires_ns(status) <= now_ns:
                 return index
         return len(keys)
 
@@ -75,7 +74,7 @@ class NvmeTier:
                 status = os.fstat(fd)
                 if not stat.S_ISREG(status.st_mode):
                     return 0
-                if status.st_mtime <= self._clock():
+                if expires_ns(status) <= self._now_ns():
                     self._remove_expired(path, status.st_size)
                     return None
                 wanted = min(status.st_size, sum(map(len, into)))
@@ -99,9 +98,8 @@ class NvmeTier:
     def touch(self, key: bytes, life: Life) -> bool:
         path = self.path(key)
         try:
-            expires_ns = os.stat(path, follow_symlinks=False).st_mtime_ns
-            times = (int(life.used_at * 1e9), max(expires_ns, int(life.expires_at * 1e9)))
-            os.utime(path, ns=times, follow_symlinks=False)
+            status = os.stat(path, follow_symlinks=False)
+            os.utime(path, ns=times_of(life, expires_ns(status)), follow_symlinks=False)
         except OSError:
             return False
         return True
@@ -141,7 +139,7 @@ class NvmeTier:
         try:
             try:
                 _write_all(fd, parts)
-                os.utime(fd, ns=(int(life.used_at * 1e9), int(life.expires_at * 1e9)))
+                os.utime(fd, ns=times_of(life))
             finally:
                 os.close(fd)
             try:
@@ -154,6 +152,9 @@ class NvmeTier:
             with suppress(OSError):
                 os.unlink(beside)
             raise
+
+    def _now_ns(self) -> int:
+        return int(self._clock() * 1e9)
 
     def _remove_expired(self, path: str, size: int) -> None:
         with suppress(OSError):

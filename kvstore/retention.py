@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvstore.counters import TierCounters
+from kvstore.filetimes import expires_ns
 
 QUARANTINE = "quarantine"
 _MAX_VICTIMS = 4096
@@ -157,7 +158,7 @@ class ByteCap:
             for entry in entries:
                 with suppress(OSError):
                     status = entry.stat(follow_symlinks=False)
-                    if status.st_mtime_ns <= now_ns and not quarantined:
+                    if not quarantined and expires_ns(status) <= now_ns:
                         os.unlink(entry.path)
                         self._counters.add(expired=1)
                         continue

@@ -97,6 +97,7 @@ GOOD = encoded(LZ4, kv_like(GEOMETRY, 16), GEOMETRY, 16)
 assert GOOD is not None
 PLANE = GEOMETRY.payload_bytes(16) // 2
 BOMB = lz4.block.compress(bytes(10_000_000), store_size=False)
+ZEROS = lz4.block.compress(bytes(PLANE), store_size=False)
 SHORT = lz4.block.compress(bytes(PLANE - 1), store_size=False)
 
 
@@ -113,6 +114,7 @@ HOSTILE = {
     "an empty plane": plane(b"") + plane(b""),
     "a plane of 4 GiB": plane(b"xx", 2**32 - 1),
     "a length past the end": plane(b"xx", 3),
+    "a last plane that claims more": plane(ZEROS) + plane(ZEROS, len(ZEROS) + 5),
     "junk": plane(b"\xff" * 100) + plane(b"\xff" * 100),
     "a bomb of 10 MB": plane(BOMB[: PLANE - 1]) + plane(SHORT),
     "a plane too short": plane(SHORT) + plane(SHORT),

@@ -1,10 +1,15 @@
+import errno
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kvstore import retention
+from kvstore.counters import TierCounters
 from kvstore.nvme import NvmeTier
+from kvstore.retention import ByteCap
 from kvstore.tier import Life
 from schemas.errors import KvUnavailable
 from tests.kvstore.tier_contract import Clock, parts, read
@@ -82,6 +87,14 @@ def test_used_blocks_outlive_unused_ones(tier: NvmeTier, clock: Clock) -> None:
     assert held(tier, range(19)) == [0, *range(10, 19)]
 
 
+def test_a_block_used_after_the_count_is_passed_over(tier: NvmeTier, clock: Clock) -> None:
+    for number in range(11):  # the last one makes the tier choose its victims: 0 now, 1 next
+        write(tier, clock, number)
+    assert tier.touch(key(1), clock.life())
+    write(tier, clock, 11)
+    assert held(tier, range(12)) == [1, *range(3, 12)]
+
+
 def test_probing_for_blocks_saves_none_of_them(tier: NvmeTier, clock: Clock) -> None:
     """Only a use counts: constant probes must not starve eviction."""
     for number in range(30):
@@ -105,6 +118,38 @@ def test_a_block_larger_than_the_cap_is_refused_and_nothing_evicted(tier: NvmeTi
     with pytest.raises(KvUnavailable, match="cap"):
         tier.write(key(1), parts(b"x" * (CAP_BYTES + 1)), clock.life())
     assert held(tier, range(2)) == [0]
+
+
+def test_writes_that_fail_take_no_room(tier: NvmeTier, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tier, clock, 0)
+
+    def refuse(fd: int, buffers: object) -> int:
+        raise OSError(errno.EIO, "broken")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "writev", refuse)
+        for number in range(1, 21):
+            with pytest.raises(KvUnavailable, match="broken"):
+                write(tier, clock, number)
+    write(tier, clock, 21)
+    assert held(tier, range(22)) == [0, 21]
+
+
+def test_what_is_written_during_a_count_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cap = ByteCap(tmp_path, CAP_BYTES, TierCounters())
+
+    def files_while_one_is_written(cap: ByteCap) -> Iterator[object]:
+        assert cap.reserve(BLOCK_BYTES)
+        cap.settle(BLOCK_BYTES, True)
+        yield from ()
+
+    monkeypatch.setattr(ByteCap, "_files", files_while_one_is_written)
+    monkeypatch.setattr(retention, "_FIRST_COUNT_S", 0.0)
+    cap.start()
+    for thread in threading.enumerate():
+        if thread.name == "kv-count":
+            thread.join()
+    assert cap.used_bytes == BLOCK_BYTES
 
 
 def test_expired_blocks_are_removed_by_the_count(tier: NvmeTier, clock: Clock, tmp_path: Path) -> None:
