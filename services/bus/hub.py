@@ -107,7 +107,7 @@ class ReplyHub:
                         self.recover(writer)
                 except TooLarge as error:
                     log.error("job %s: %s", writer.job, error)
-                    writer.give_up()
+                    writer.abandon()
 
     async def _recover(self, writer: "ReplyWriter", at_once: bool) -> None:
         waiting_since = elapsed_s()
@@ -126,7 +126,7 @@ class ReplyHub:
                 if verdict is not Verdict.WAIT:
                     return
                 if elapsed_s() - waiting_since > REWIND_WAIT_S:
-                    writer.give_up()
+                    writer.abandon()
                     return
         finally:
             writer.recovering = False

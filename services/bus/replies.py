@@ -38,7 +38,8 @@ class ReplyWriter:
     """Writes behind sequence `last` of the reply subject, under one delivery's claim. Used on the event loop only.
 
     `on_lost` is called once, when somebody else has ended the job (`ended`) or has taken it over (`lost`). Closed by
-    its end, by `close` (after a hand-off), or by being lost; until then it holds its place in the hub.
+    its end, by `close` (after a hand-off), or by being lost; until then it holds its place in the hub. With `held`
+    (is the claim ours?) it sends nothing once that is false: a worker that was paused publishes nothing when it wakes.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class ReplyWriter:
         claim: str,
         trace: Mapping[str, str] | None = None,
         on_lost: Callable[[], None] | None = None,
+        held: Callable[[], bool] | None = None,
     ) -> None:
         self.tenant = tenant
         self.job = job
@@ -67,6 +69,7 @@ class ReplyWriter:
         self._headers = {CLAIM_HEADER: claim, EXPECTED_LAST_SUBJECT_SEQUENCE_HEADER: "0", **(trace or {})}
         self._room = bus.max_payload - header_bytes(self._headers) - SEQUENCE_DIGITS
         self._on_lost = on_lost
+        self._held = held
         self._waiting: deque[tuple[bytes, bool, bool]] = deque()  # encoded event, is a token, is the end
         self._num_tokens = 0
         self._again: deque[_Message] = deque()
@@ -137,10 +140,17 @@ class ReplyWriter:
             self._in_flight = self._again.popleft() if self._again else self._next_message()
         if self._in_flight is None:
             return
+        if self._fenced(self._in_flight):
+            self.abandon()
+            return
         self._headers[EXPECTED_LAST_SUBJECT_SEQUENCE_HEADER] = str(self.last)
         self._reply = self._bus.expect(self._on_ack)
         self.sent_s = elapsed_s()
         await self._bus.publish(self._subject, self._in_flight.payload, self._headers, self._reply)
+
+    def _fenced(self, message: _Message) -> bool:
+        """True for an event that was never stored, once the claim is gone. What a broker lost is sent again anyway."""
+        return not message.sequence and self._held is not None and not self._held()
 
     def unsend(self) -> None:
         """Stops listening for the ack of what is in flight; `judge` will find out."""
@@ -172,8 +182,8 @@ class ReplyWriter:
             return Verdict.SEND
         return self._rewind(sequence)
 
-    def give_up(self) -> None:
-        """The broker lost events that nobody sends again: the next delivery starts from what is stored."""
+    def abandon(self) -> None:
+        """Sends nothing more: the next delivery starts from what is stored."""
         self._close(ended=False)
 
     def _rewind(self, sequence: int) -> Verdict:

@@ -256,6 +256,27 @@ async def test_the_handing_over_worker_sends_again_what_the_next_one_builds_on(r
     assert await stored_events(replies, job) == [START, token(0)]
 
 
+async def test_without_a_claim_nothing_new_is_sent_but_what_was_lost_is(replies: Bus, job: str) -> None:
+    held = True
+    write = ReplyWriter(replies, "default", job, 0, "decode.0.1", held=lambda: held)
+    write.put(START)
+    await write.drained()
+    write.put(token(0))
+    last = await write.drained()
+    held = False
+    await call(replies, f"STREAM.MSG.DELETE.{REPLIES_STREAM}", {"seq": last})
+    replies.part(ReplyHub).recover(write, at_once=True)
+
+    async def sent_again() -> bool:
+        return await stored_events(replies, job) == [START, token(0)]
+
+    await until(sent_again)
+    write.put(token(1))
+    with pytest.raises(ClaimLost):
+        await write.drained()
+    assert await stored_events(replies, job) == [START, token(0)]
+
+
 async def test_finished_writers_leave_nothing_behind(replies: Bus, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "KEEP_S", 0.05)
     hub = replies.part(ReplyHub)
