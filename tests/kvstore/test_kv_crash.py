@@ -20,7 +20,7 @@ pytestmark = pytest.mark.chaos
 @contextmanager
 def writer(mode: str, folder: Path) -> Iterator["subprocess.Popen[str]"]:
     command = [sys.executable, "-m", "tests.kvstore.writer", mode, str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8") as process:
         try:
             yield process
         finally:
