@@ -67,6 +67,11 @@ class Model:
         """(L, H, T, D) of a pool `[P, L, 2, H, T, D]`; T a multiple of 16."""
         return self.config.num_layers, self.config.num_kv_heads, block_tokens, self.config.head_dim
 
+    def new_pool(self, num_pages: int, block_tokens: int) -> Tensor:
+        """`[P, L, 2, H, T, D]` of zeros. `forward` does not care what is in pages that were never written."""
+        layers, heads, tokens, dim = self.page_shape(block_tokens)
+        return torch.zeros(num_pages, layers, 2, heads, tokens, dim, dtype=self.arithmetic.kv_dtype)
+
     @torch.inference_mode()
     def forward(
         self, token_ids: Sequence[int] | Tensor, spans: Sequence[Span], pool: Tensor, logit_rows: Sequence[int] | None
