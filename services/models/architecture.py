@@ -6,7 +6,12 @@ from typing import Any
 from schemas.errors import SetupError
 
 SUPPORTED_TYPES = ("llama", "mistral")
-SUPPORTED_ROPE_TYPES = ("default",)
+# Rotary scalings that leave a position's rotation a function of the position alone, with the numbers each needs.
+_ROPE_NUMBERS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
 
 # Settings of other structures: present with a true value, they change the forward pass or the shape of the KV.
 _FOREIGN = {
@@ -20,8 +25,6 @@ _FOREIGN = {
     "attn_logit_softcapping": "logit soft-capping",
     "final_logit_softcapping": "logit soft-capping",
     "quantization_config": "quantised safetensors",
-    "attention_bias": "attention biases",
-    "mlp_bias": "MLP biases",
     "attention_chunk_size": "chunked attention",
 }
 _SIZES = (
@@ -32,6 +35,8 @@ _SIZES = (
     "vocab_size",
     "max_position_embeddings",
 )
+# Below, the exact recipes of the kernels do not hold.
+_MULTIPLES_OF_16 = ("head_dim", "hidden_size", "intermediate_size")
 
 
 def check_supported(config: Mapping[str, Any], where: str) -> None:
@@ -55,19 +60,21 @@ def check_supported(config: Mapping[str, Any], where: str) -> None:
 
 
 def _check_rope(config: Mapping[str, Any], where: str) -> None:
+    partial = "partial_rotary_factor"
+    if config.get(partial, 1) != 1:
+        raise _unsupported(where, partial, config[partial], "partial rotation")
     for name in ("rope_scaling", "rope_parameters"):
-        rope = config.get(name)
-        if not rope:
-            continue
-        kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
-        if kind not in SUPPORTED_ROPE_TYPES:
-            raise _unsupported(where, f"{name}.rope_type", kind, "scaled rotary embeddings")
-        if isinstance(rope, dict) and rope.get("partial_rotary_factor", 1) != 1:
-            raise _unsupported(
-                where, f"{name}.partial_rotary_factor", rope["partial_rotary_factor"], "partial rotation"
-            )
-    if config.get("partial_rotary_factor", 1) != 1:
-        raise _unsupported(where, "partial_rotary_factor", config["partial_rotary_factor"], "partial rotation")
+        rope = config.get(name) or {}
+        if not isinstance(rope, dict):
+            raise SetupError(f"{where}: {name} must be an object, got {rope!r:.80}")
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind not in _ROPE_NUMBERS:
+            raise _unsupported(where, f"{name}.rope_type", kind, "rotary embeddings that depend on the prompt's length")
+        if rope.get(partial, 1) != 1:
+            raise _unsupported(where, f"{name}.{partial}", rope[partial], "partial rotation")
+        for number in _ROPE_NUMBERS[kind]:
+            if not isinstance(rope.get(number), (int, float)):
+                raise SetupError(f"{where}: {name}.{number} must be a number, got {rope.get(number)!r:.80}")
 
 
 def _check_sizes(config: Mapping[str, Any], where: str) -> None:
@@ -79,8 +86,9 @@ def _check_sizes(config: Mapping[str, Any], where: str) -> None:
     if not isinstance(kv_heads, int) or kv_heads <= 0 or heads % kv_heads:
         raise SetupError(f"{where}: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads!r}")
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    if not isinstance(head_dim, int) or head_dim <= 0 or head_dim % 2:
-        raise SetupError(f"{where}: head_dim must be a positive even number, got {head_dim!r}")
+    for name, value in {**config, "head_dim": head_dim}.items():
+        if name in _MULTIPLES_OF_16 and (not isinstance(value, int) or value <= 0 or value % 16):
+            raise SetupError(f"{where}: {name} must be a multiple of 16, got {value!r:.80}")
 
 
 def _unsupported(where: str, setting: str, value: Any, meaning: str) -> SetupError:

@@ -7,7 +7,7 @@ from pathlib import Path
 from schemas.errors import SetupError
 from services.models import hf_folder
 
-_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 
 

@@ -1,6 +1,7 @@
 """Finds a model by what the operator calls it, prepares it once, and says what it is."""
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -34,12 +35,12 @@ def resolve(spec: str, data_dir: Path | str, progress: Progress | None = None) -
     """
     say = progress or _silent
     cache = ModelCache(Path(data_dir))
-    path = Path(spec).expanduser()
+    path = Path(os.path.expanduser(spec))
     if spec == smollm2.SPEC:
         return _from_gguf(smollm2.NAME, _default_gguf(cache, say), cache, say, check=smollm2.check)
-    if path.is_file():
+    if spec and os.path.isfile(path):
         return _from_gguf(_QUANTISATION.sub("", path.stem), path, cache, say)
-    if path.is_dir():
+    if spec and os.path.isdir(path):
         return _from_folder(path.resolve().name, path, cache, say)
     if hub.is_id(spec) and path.suffix != ".gguf":
         return _from_folder(spec.partition("@")[0], hub.snapshot(spec, say), cache, say)

@@ -8,12 +8,24 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from schemas.errors import SetupError
 
 MAX_HEAD_BYTES = 100_000_000  # as the reference implementation
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+
+
+class _Entry(msgspec.Struct):
+    dtype: str
+    shape: list[Annotated[int, msgspec.Meta(ge=0)]]
+    data_offsets: tuple[int, int]
+
+
+_head_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_entry_decoder = msgspec.json.Decoder(_Entry)
 
 
 def tensor_names(path: Path) -> frozenset[str]:
@@ -27,29 +39,25 @@ def tensor_names(path: Path) -> frozenset[str]:
             head_bytes = int.from_bytes(file.read(8), "little")
             if size < 8 or head_bytes > min(MAX_HEAD_BYTES, size - 8):
                 raise SetupError(f"{path} is cut off or damaged: get it again")
-            head = json.loads(file.read(head_bytes))
-    except (OSError, ValueError) as error:
+            head = _head_decoder.decode(file.read(head_bytes))
+        head.pop("__metadata__", None)
+        entries = {name: _entry_decoder.decode(raw) for name, raw in head.items()}
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SetupError(f"cannot read {path}: {error}") from error
-    if not isinstance(head, dict):
-        raise SetupError(f"{path} is damaged: its head is no JSON object")
-    head.pop("__metadata__", None)
-    ends = [_checked_end(path, name, entry) for name, entry in head.items()]
-    if 8 + head_bytes + max(ends, default=0) != size:
-        raise SetupError(f"{path} is cut off or damaged: it should have {8 + head_bytes + max(ends, default=0)} bytes")
-    return frozenset(head)
+    for name, entry in entries.items():
+        _check_entry(path, name, entry)
+    wanted = 8 + head_bytes + max((entry.data_offsets[1] for entry in entries.values()), default=0)
+    if wanted != size:
+        raise SetupError(f"{path} is cut off or damaged: it has {size} bytes instead of {wanted}: get it again")
+    return frozenset(entries)
 
 
-def _checked_end(path: Path, name: str, entry: Any) -> int:
-    try:
-        dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        wanted = math.prod(shape) * ITEM_BYTES.get(dtype, 0)
-    except (TypeError, KeyError, ValueError) as error:
-        raise SetupError(f"{path} is damaged: the entry of {name} is malformed") from error
-    if dtype not in ITEM_BYTES:
-        raise SetupError(f"{path}: tensor {name} has the type {dtype}; supported are {', '.join(ITEM_BYTES)}")
-    if not 0 <= start <= end or end - start != wanted:
-        raise SetupError(f"{path} is damaged: tensor {name} has {end - start} bytes instead of {wanted}")
-    return int(end)
+def _check_entry(path: Path, name: str, entry: _Entry) -> None:
+    if entry.dtype not in ITEM_BYTES:
+        raise SetupError(f"{path}: tensor {name} has the type {entry.dtype}; supported are {', '.join(ITEM_BYTES)}")
+    start, end = entry.data_offsets
+    if start < 0 or end - start != math.prod(entry.shape) * ITEM_BYTES[entry.dtype]:
+        raise SetupError(f"{path} is damaged: the bytes of tensor {name} do not fit its shape: get it again")
 
 
 def write_float32(path: Path, shapes: Mapping[str, tuple[int, ...]], values: Iterable[memoryview]) -> None:

