@@ -7,7 +7,7 @@ import logging
 import msgspec
 
 _log = logging.getLogger("kvrelay.supervisor")
-_ASK_EVERY_S = 0.1
+_ASK_EVERY_S = 0.25
 _TIMEOUT_S = 2.0
 
 
