@@ -6,10 +6,9 @@ what was not sent yet is forgotten, because the rules of the chain and of a clai
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -20,6 +19,8 @@ from nats.aio.subscription import Subscription
 from schemas.errors import BusUnavailable, Forbidden, Internal, SetupError, TooLarge
 from services.bus.client import ReconnectingClient
 from services.bus.clock import BrokerClock
+from services.bus.inbox import Inbox, OnReply
+from services.bus.message import Headers, header_bytes, status
 from services.settings import Bus as BusSettings
 
 log = logging.getLogger("kvrelay.bus")
@@ -27,11 +28,8 @@ log = logging.getLogger("kvrelay.bus")
 RECONNECT_WAIT_S = 0.1
 PING_INTERVAL_S = 3  # two unanswered ones: a half-open connection is noticed within 9 s
 NO_BUFFERING = -1
-HEADER_LINE_BYTES = len("NATS/1.0\r\n\r\n")
 
-Headers = Mapping[str, str]
 OnMessage = Callable[[Msg], Awaitable[None]]
-OnReply = Callable[[Msg | None], None]
 T = TypeVar("T", bound="Part")
 
 
@@ -58,9 +56,7 @@ class Bus:
         self._down: list[Callable[[], None]] = []
         self._up: list[Callable[[], None]] = []
         self._parts: dict[type[Any], Part] = {}
-        self._replies: dict[str, OnReply] = {}
-        self._tokens = itertools.count()
-        self._inbox = ""
+        self._inbox = Inbox(self._client.new_inbox())
         self._unreachable_logged = False
 
     @classmethod
@@ -93,8 +89,7 @@ class Bus:
             ping_interval=PING_INTERVAL_S,
             pending_size=NO_BUFFERING,
         )
-        self._inbox = self._client.new_inbox() + "."
-        await self._client.subscribe(self._inbox + "*", cb=self._on_reply, pending_bytes_limit=0)
+        await self._client.subscribe(self._inbox.subject, cb=self._inbox.deliver, pending_bytes_limit=0)
         self._connected.set()
 
     async def close(self) -> None:
@@ -215,13 +210,11 @@ class Bus:
         return message
 
     def expect(self, on_reply: OnReply) -> str:
-        """A reply subject of this connection. `on_reply` gets every message on it until `forget`, None at a break."""
-        reply = f"{self._inbox}{next(self._tokens)}"
-        self._replies[reply] = on_reply
-        return reply
+        """A reply subject of this connection, see `Inbox.expect`."""
+        return self._inbox.expect(on_reply)
 
     def forget(self, reply: str) -> None:
-        self._replies.pop(reply, None)
+        self._inbox.forget(reply)
 
     async def subscribe(self, subject: str, on_message: OnMessage, *, max_pending: int = 0) -> Subscription:
         """A core subscription, kept across reconnects. `on_message` must be quick: its messages wait in memory."""
@@ -255,11 +248,6 @@ class Bus:
 
     # Callbacks of nats-py
 
-    async def _on_reply(self, message: Msg) -> None:
-        on_reply = self._replies.get(message.subject)
-        if on_reply is not None:
-            on_reply(message)
-
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, nats_errors.SlowConsumerError):
             log.warning("messages on %s were dropped: the reader is too slow", error.subject)
@@ -274,9 +262,7 @@ class Bus:
         self._client.discard_pending()
         if not self._closing:
             log.warning("%s: disconnected from NATS", self.name)
-        waiting, self._replies = self._replies, {}
-        for on_reply in waiting.values():
-            on_reply(None)
+        self._inbox.broke()
         for listener in list(self._down):
             listener()
 
@@ -290,15 +276,3 @@ class Bus:
     async def _on_closed(self) -> None:
         if not self._closing:
             log.error("%s: the connection to NATS was closed for good", self.name)
-
-
-def status(message: Msg) -> str:
-    """The status of a control message ("404", "503", ...), "" for an ordinary one."""
-    return (message.headers or {}).get("Status", "") if not message.data else ""
-
-
-def header_bytes(headers: Headers | None) -> int:
-    """Bytes that `headers` take on the wire."""
-    if not headers:
-        return 0
-    return HEADER_LINE_BYTES + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items())

@@ -16,9 +16,10 @@ from schemas.errors import BusUnavailable, Internal
 from schemas.events import Event, decode_events, is_end
 from schemas.subjects import CLAIM_HEADER, REPLIES_STREAM, reply_subject
 from services.bus.clock import elapsed_s, parse_timestamp
-from services.bus.connection import Bus, NoResponder, status
+from services.bus.connection import Bus, NoResponder
+from services.bus.facts import StreamFacts
 from services.bus.jetstream import API, NO_MESSAGE, Refused, call
-from services.bus.streams import StreamFacts
+from services.bus.message import status
 
 READ_TIMEOUT_S = 5.0
 BATCH_MESSAGES = 512

@@ -6,7 +6,8 @@ import msgspec
 
 from schemas.errors import BusUnavailable, Internal, KvrelayError, QueueFull, TooLarge
 from services.bus.clock import elapsed_s, parse_timestamp
-from services.bus.connection import Bus, Headers
+from services.bus.connection import Bus
+from services.bus.message import Headers
 
 API = "$JS.API."
 

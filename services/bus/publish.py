@@ -19,9 +19,10 @@ from schemas.subjects import (
     stream_name,
 )
 from schemas.wire import encode
-from services.bus.connection import Bus, Headers, NoResponder, header_bytes
+from services.bus.connection import Bus, NoResponder
+from services.bus.facts import StreamFacts
 from services.bus.jetstream import publish_stored
-from services.bus.streams import StreamFacts
+from services.bus.message import Headers, header_bytes
 
 RETRY_S = 0.1
 MAX_RETRY_S = 1.0

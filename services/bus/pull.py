@@ -13,8 +13,9 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from services.bus.clock import elapsed_s
-from services.bus.connection import Bus, status
+from services.bus.connection import Bus
 from services.bus.jetstream import API
+from services.bus.message import status
 from services.bus.streams import NS, Source
 
 log = logging.getLogger("kvrelay.bus")

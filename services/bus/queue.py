@@ -16,9 +16,10 @@ from nats.aio.msg import Msg
 from schemas.errors import BusUnavailable, Settle
 from services.bus.connection import Bus
 from services.bus.delivery import Delivery
+from services.bus.facts import StreamFacts
 from services.bus.jetstream import Refused
 from services.bus.pull import Pull
-from services.bus.streams import Source, StreamFacts, ensure_consumer
+from services.bus.streams import Source, ensure_consumer
 
 log = logging.getLogger("kvrelay.bus")
 

@@ -16,9 +16,10 @@ from schemas.errors import BusUnavailable, DeadlineExceeded
 from schemas.events import Event, decode_events
 from schemas.subjects import REPLIES_STREAM, reply_subject
 from services.bus.clock import elapsed_s
-from services.bus.connection import Bus, status
+from services.bus.connection import Bus
 from services.bus.delivery import Receipt
 from services.bus.jetstream import Refused, call
+from services.bus.message import status
 from services.bus.order import EventOrder
 from services.bus.streams import NS
 

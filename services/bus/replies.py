@@ -9,29 +9,21 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 
-import msgspec
 from nats.aio.msg import Msg
 
-from schemas.errors import ClaimLost, Internal, TooLarge
-from schemas.events import Event, Token, encode_events, is_end
+from schemas.errors import ClaimLost, Internal
+from schemas.events import Event
 from schemas.subjects import CLAIM_HEADER, EXPECTED_LAST_SUBJECT_SEQUENCE_HEADER, reply_subject
+from services.bus.backlog import Backlog, ChainMessage
 from services.bus.clock import elapsed_s
-from services.bus.connection import Bus, header_bytes, status
+from services.bus.connection import Bus
 from services.bus.history import StoredEvents
 from services.bus.hub import ReplyHub, Verdict
 from services.bus.jetstream import WRONG_LAST_SEQUENCE, pub_ack_decoder
+from services.bus.message import header_bytes, status
 
 MAX_WAITING_TOKENS = 256
 SEQUENCE_DIGITS = 20
-
-
-class _Message(msgspec.Struct):
-    """Encoded events that go together, how many of them are tokens, and the sequence once it is stored."""
-
-    payload: bytes
-    tokens: int
-    ends: bool
-    sequence: int = 0
 
 
 class ReplyWriter:
@@ -67,15 +59,13 @@ class ReplyWriter:
         self._subject = reply_subject(tenant, job)
         self._claim = claim
         self._headers = {CLAIM_HEADER: claim, EXPECTED_LAST_SUBJECT_SEQUENCE_HEADER: "0", **(trace or {})}
-        self._room = bus.max_payload - header_bytes(self._headers) - SEQUENCE_DIGITS
         self._on_lost = on_lost
         self._held = held
-        self._waiting: deque[tuple[bytes, bool, bool]] = deque()  # encoded event, is a token, is the end
-        self._num_tokens = 0
-        self._again: deque[_Message] = deque()
-        self._in_flight: _Message | None = None
+        self._waiting = Backlog(bus.max_payload - header_bytes(self._headers) - SEQUENCE_DIGITS)
+        self._again: deque[ChainMessage] = deque()
+        self._in_flight: ChainMessage | None = None
         self._reply = ""
-        self._kept: list[_Message] = []
+        self._kept: list[ChainMessage] = []
         self._first = last
         self._end_put = False
         self._idle = asyncio.Event()
@@ -91,24 +81,21 @@ class ReplyWriter:
         """
         if self.lost or (self.ended and not self._end_put):
             return
-        if self._end_put:
-            raise Internal(f"job {self.job}: an event after its end")
-        for event in events:
-            line = encode_events([event])
-            if len(line) > self._room:
-                raise TooLarge(f"an event of {len(line)} bytes does not fit into a message of {self._room}")
-            is_token = type(event) is Token
-            self._num_tokens += is_token
-            self._end_put = is_end(event)
-            self._waiting.append((line, is_token, self._end_put))
-        if self._idle.is_set():
-            self._idle.clear()
-            self._hub.ready(self)
+        try:
+            for event in events:
+                if self._end_put:
+                    raise Internal(f"job {self.job}: an event after its end")
+                self._end_put = self._waiting.add(event)
+        finally:
+            if self._waiting and self._idle.is_set():
+                self._idle.clear()
+                self._hub.ready(self)
 
     @property
     def congested(self) -> bool:
         """True while so many tokens wait for the broker that the sequence should pause."""
-        return self._num_tokens >= MAX_WAITING_TOKENS
+        in_flight = self._in_flight.tokens if self._in_flight else 0
+        return self._waiting.num_tokens + in_flight >= MAX_WAITING_TOKENS
 
     @property
     def closed(self) -> bool:
@@ -137,7 +124,7 @@ class ReplyWriter:
         if self.closed or self.recovering or self._reply:
             return
         if self._in_flight is None:
-            self._in_flight = self._again.popleft() if self._again else self._next_message()
+            self._in_flight = self._again.popleft() if self._again else self._waiting.take()
         if self._in_flight is None:
             return
         if self._fenced(self._in_flight):
@@ -148,7 +135,7 @@ class ReplyWriter:
         self.sent_s = elapsed_s()
         await self._bus.publish(self._subject, self._in_flight.payload, self._headers, self._reply)
 
-    def _fenced(self, message: _Message) -> bool:
+    def _fenced(self, message: ChainMessage) -> bool:
         """True for an event that was never stored, once the claim is gone. What a broker lost is sent again anyway."""
         return not message.sequence and self._held is not None and not self._held()
 
@@ -187,7 +174,7 @@ class ReplyWriter:
         self._close(ended=False)
 
     def _rewind(self, sequence: int) -> Verdict:
-        """The broker lost messages after `sequence`: send ours again, if it are ours."""
+        """The broker lost messages after `sequence`: send ours again, if they are ours."""
         behind = [message for message in self._kept if message.sequence > sequence]
         before = (
             self._kept[len(self._kept) - len(behind) - 1].sequence if len(behind) < len(self._kept) else self._first
@@ -231,27 +218,12 @@ class ReplyWriter:
         self.failures = 0
         self.published = True
         self.last = sent.sequence = sequence
-        self._num_tokens -= sent.tokens
-        sent.tokens = 0
         self._kept.append(sent)
         if sent.ends:
             self.ended = True
             self._hub.retire(self)
         if not self._waiting and not self._again:
             self._idle.set()
-
-    def _next_message(self) -> _Message | None:
-        """All that waits, or as much of it as fits into one message."""
-        if not self._waiting:
-            return None
-        lines: list[bytes] = []
-        room, tokens, ends = self._room, 0, False
-        while self._waiting and len(self._waiting[0][0]) <= room:
-            line, is_token, ends = self._waiting.popleft()
-            lines.append(line)
-            tokens += is_token
-            room -= len(line) + 1
-        return _Message(b"\n".join(lines), tokens, ends)
 
     def _close(self, *, ended: bool) -> None:
         self.ended = ended
@@ -260,7 +232,6 @@ class ReplyWriter:
         self._again.clear()
         self._kept.clear()
         self._in_flight = None
-        self._num_tokens = 0
         self.unsend()
         self._idle.set()
         self._hub.remove(self)

@@ -6,13 +6,11 @@ more replicas than the settings ask for, and the persist mode, which cannot be c
 infra/decisions/0008-existing-streams.md.
 """
 
-import asyncio
-import contextlib
 import logging
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.errors import BusUnavailable, SetupError
+from schemas.errors import SetupError
 from schemas.subjects import (
     DEAD_STREAM,
     DEAD_SUBJECTS,
@@ -27,7 +25,6 @@ from schemas.subjects import (
     stream_name,
     stream_subjects,
 )
-from services.bus.clock import parse_timestamp
 from services.bus.connection import Bus
 from services.bus.jetstream import STREAM_EXISTS, STREAM_NOT_FOUND, Refused, call
 
@@ -41,7 +38,6 @@ DUPLICATE_WINDOW_S = 120
 DEAD_MAX_BYTES = 1_000_000_000
 MAX_WAITING = 8_192  # pull requests of all workers at one consumer; the default is 512
 UNLIMITED = -1
-CLOCK_REFRESH_S = 60.0
 
 Config = dict[str, Any]
 
@@ -187,45 +183,3 @@ async def _ensure_stream(bus: Bus, wanted: Config) -> None:
             f"remove it with `nats stream rm {name}` once it is empty"
         ) from error
     log.warning("stream %s updated: %s", name, {key: (existing.get(key), value) for key, value in changed.items()})
-
-
-class StreamFacts:
-    """What a connection remembers about streams: when they were created, and whether replies are replicated.
-
-    Keeps the bus's clock in step as well, because STREAM.INFO is what shows the broker's time.
-    """
-
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
-        self._created_ms: dict[str, int] = {}
-        self._replicated: bool | None = None
-        self._refresh = asyncio.create_task(self._keep_clock(), name="broker clock")
-
-    async def close(self) -> None:
-        self._refresh.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._refresh
-
-    async def created_ms(self, stream: str) -> int:
-        """Creation time of a stream, unix milliseconds. Raises `Refused` if it does not exist."""
-        if stream not in self._created_ms:
-            info = await call(self._bus, f"STREAM.INFO.{stream}")
-            self._created_ms[stream] = int(parse_timestamp(info["created"]) * 1000)
-        return self._created_ms[stream]
-
-    def forget(self, stream: str) -> None:
-        """For a stream that was removed: one of the same name is another one."""
-        self._created_ms.pop(stream, None)
-
-    async def replies_replicated(self) -> bool:
-        """True if a direct get may be answered by a replica that lags behind."""
-        if self._replicated is None:
-            info = await call(self._bus, f"STREAM.INFO.{REPLIES_STREAM}")
-            self._replicated = info["config"]["num_replicas"] > 1
-        return self._replicated
-
-    async def _keep_clock(self) -> None:
-        while True:
-            with contextlib.suppress(BusUnavailable, Refused):
-                await call(self._bus, f"STREAM.INFO.{REPLIES_STREAM}")
-            await asyncio.sleep(CLOCK_REFRESH_S)

@@ -5,7 +5,8 @@ import pytest
 
 from schemas.errors import BusUnavailable, Internal, SetupError, TooLarge
 from services.bus.clock import BrokerClock, elapsed_s
-from services.bus.connection import Bus, NoResponder, header_bytes
+from services.bus.connection import Bus, NoResponder
+from services.bus.message import header_bytes
 from services.bus.server import NatsServer
 from services.bus.streams import ensure_streams
 from tests.bus.conftest import MakeBus
@@ -92,7 +93,7 @@ async def test_requests_leave_nothing_behind(bus: Bus) -> None:
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert bus._replies == {}
+    assert len(bus._inbox) == 0
     assert len(bus._client._subs) == subscriptions
 
 

@@ -5,10 +5,11 @@ import pytest
 from schemas.errors import BusUnavailable
 from services.bus import history as history_module
 from services.bus.connection import Bus
+from services.bus.facts import StreamFacts
 from services.bus.history import last_message, read_all, read_some
 from services.bus.replies import ReplyWriter
 from services.bus.server import NatsServer
-from services.bus.streams import StreamFacts, ensure_streams
+from services.bus.streams import ensure_streams
 from tests.bus.conftest import MakeBus
 from tests.bus.events import whole
 

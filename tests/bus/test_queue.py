@@ -212,4 +212,4 @@ async def test_nothing_is_left_behind(bus: Bus, model: str) -> None:
     await asyncio.sleep(0)
     assert len(bus._client._subs) == subscriptions
     assert len(asyncio.all_tasks()) <= tasks + 1  # the clock of `StreamFacts`
-    assert bus._replies == {}
+    assert len(bus._inbox) == 0
