@@ -32,6 +32,9 @@ class EventStream:
         self._loop = asyncio.get_running_loop()
         self.last_write_s = self._loop.time()  # or when the request was accepted
         self._response = web.StreamResponse(headers={**_HEADERS, **common_headers(request)})
+        # A stream may end in the middle: the end of its connection says so to clients that do not look for [DONE],
+        # and none of them sends its next request on a connection that is about to be closed.
+        self._response.force_close()
 
     @property
     def response(self) -> web.StreamResponse:
@@ -55,8 +58,7 @@ class EventStream:
         await self._end()
 
     async def fail(self, error: KvrelayError) -> None:
-        """The end of a stream that went wrong: no [DONE], and the connection is not used again."""
-        self._response.force_close()
+        """The end of a stream that went wrong: no [DONE]."""
         await self.send([msgspec.json.encode(error_body(error))])
         await self._end()
 

@@ -59,11 +59,11 @@ async def make_pipeline(server: NatsServer) -> AsyncIterator[MakePipeline]:
     """`take` False: the worker beats and takes nothing; None: there is none. Other keywords are keys of [api]."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def make(take: bool | None = True, bus: BusSettings = BUS, **api: Any) -> Pipeline:
+        async def make(take: bool | None = True, bus: BusSettings = BUS, url: str = "", **api: Any) -> Pipeline:
             slug = f"tiny-{next(_numbers)}"
             settings = Settings(api=msgspec.structs.replace(API, **api), bus=bus)
-            ours = await stack.enter_async_context(await Bus.connect(server.url, f"gateway-{slug}", bus))
-            theirs = await stack.enter_async_context(await Bus.connect(server.url, f"worker-{slug}", bus))
+            ours = await stack.enter_async_context(await Bus.connect(url or server.url, f"gateway-{slug}", bus))
+            theirs = await stack.enter_async_context(await Bus.connect(url or server.url, f"worker-{slug}", bus))
             worker = ScriptedWorker(theirs, slug)
             text = tiny_text(slug)
             gateway = Gateway(settings, ours, f"gateway-{slug}", {slug: text, f"Org/{slug}": text})
