@@ -22,7 +22,8 @@ class Sequence:
 
     When the last known token is computed, one token is sampled for each of `samplers`, as number `index`, and
     `on_computed` is called with the outcome: it may append the token and so go on, or leave the batch.
-    `on_block_full(i)` is called when block `i` has its last token computed. `is_paused` holds the sequence back for a pass.
+    `on_block_full(i)` is called when block `i` has its last token computed. `is_paused` holds the sequence back
+    for a pass.
     """
 
     token_ids: list[int]

@@ -71,9 +71,9 @@ def prompts(text: TextModel) -> list[tuple[str, list[list[int]]]]:
         found.append((name, [text.template.render_ids(turns, text.tokenizer)]))
     found += [(name, [text.tokenizer.encode_prompt(raw)]) for name, raw in RAWS.items()]
     passages = [text.tokenizer.encode_prompt(passage) for passage in PASSAGES]
-    joined = [token for passage in passages for token in passage]
+    joined = [token for passage in passages * 2 for token in passage]
     for length in LENGTHS:
-        starts = range(0, len(joined) - length, 7)
+        starts = range(0, len(joined) - length, 13)
         found.append((f"{length} tokens", [joined[start : start + length] for start in starts]))
     return found
 
