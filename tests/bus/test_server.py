@@ -50,7 +50,7 @@ def test_an_orphan_of_a_killed_parent_makes_way(tmp_path: Path) -> None:
         f"print(NatsServer({str(tmp_path)!r}).start().pid, flush=True)\n"
         "time.sleep(60)\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, encoding="utf-8")
     assert parent.stdout is not None
     orphan = psutil.Process(int(parent.stdout.readline()))
     parent.send_signal(signal.SIGKILL)
