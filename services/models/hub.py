@@ -34,7 +34,7 @@ def snapshot(spec: str, progress: Callable[[str], None]) -> Path:
     except (OSError, ValueError, HfHubHTTPError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise SetupError(
-            f"cannot get {spec} from the Hugging Face hub: {reason} "
+            f"cannot get {spec} from the Hugging Face hub: {reason.rstrip('.')}. "
             f"Without a network, run `hf download {repository}` elsewhere and give the folder's path; "
             "a gated model needs HF_TOKEN."
         ) from error

@@ -114,7 +114,7 @@ def test_without_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         raise OSError("no route to host\nand more")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    with pytest.raises(SetupError, match=r"no route to host Without a network, run `hf download org/name`"):
+    with pytest.raises(SetupError, match=r"no route to host\. Without a network, run `hf download org/name`"):
         resolve("org/name", tmp_path)
 
 
