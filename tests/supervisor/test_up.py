@@ -1,5 +1,6 @@
 """`kvrelay up` with the real model: it gets ready, survives kills, and stops in order."""
 
+import ast
 import json
 import os
 import select
@@ -18,6 +19,18 @@ from tests.models.default_model import default_model
 KVRELAY = [sys.executable, "-P", "-m", "services.cli.main"]
 ANSWER = "The capital of France is Paris.\n"
 STOP_TIMEOUT_S = 30.0
+
+
+def readme_client(nats_url: str) -> str:
+    """The text that the README's ten lines of Python get from this pipeline."""
+    page = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    code = page.partition("```python\n")[2].partition("```")[0]
+    assert "nats://127.0.0.1:4222" in code
+    command = [sys.executable, "-c", code.replace("nats://127.0.0.1:4222", nats_url)]
+    printed = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout
+    events = [ast.literal_eval(line) for line in printed.splitlines()]
+    assert events[-1]["type"] == "done"
+    return "".join(event["text"] for event in events if event["type"] in ("token", "finish")).split("\n")[0]
 
 
 class Up:
@@ -66,6 +79,7 @@ def test_a_pipeline_gets_ready_survives_kills_and_stops_in_order(up: Up) -> None
     before = up.pids()
     assert set(before) == {"nats", "prefill-0", "decode-0", "gateway"}
     assert up.generate() == ANSWER
+    assert readme_client(nats_url) == "DEFGHIJKLMNOPQRSTUVWXYZ"
     for name in ("decode-0", "prefill-0", "nats"):
         os.kill(up.pids()[name], signal.SIGKILL)
         assert up.generate() == ANSWER  # waits in the queue until who answers is back
