@@ -14,11 +14,14 @@ async def read_body(request: web.Request, max_bytes: int) -> bytes:
         raise _too_large(max_bytes)
     parts: list[bytes] = []
     size = 0
-    async for part in request.content.iter_any():
-        size += len(part)
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-        parts.append(part)
+    try:
+        async for part in request.content.iter_any():
+            size += len(part)
+            if size > max_bytes:
+                raise _too_large(max_bytes)
+            parts.append(part)
+    except web.RequestPayloadError as error:
+        raise InvalidRequest("the request body is not framed as HTTP says") from error
     return b"".join(parts)
 
 

@@ -20,7 +20,7 @@ _log = logging.getLogger("kvrelay.gateway")
 
 def run(settings: Settings, bus_url: str) -> int:
     """Runs until SIGTERM or SIGINT. Returns the exit code."""
-    process = f"gateway-{secrets.token_hex(4)}"
+    process = new_process_name()
     try:
         telemetry.configure("gateway", process, settings)
         asyncio.run(serve(settings, bus_url, process=process))
@@ -30,13 +30,14 @@ def run(settings: Settings, bus_url: str) -> int:
 
 
 async def serve(
-    settings: Settings, bus_url: str, ready: Callable[[str], None] = lambda url: None, *, process: str = "gateway"
+    settings: Settings, bus_url: str, ready: Callable[[str], None] = lambda url: None, *, process: str | None = None
 ) -> None:
     """Serves until SIGTERM or SIGINT; then takes no new requests, finishes the open ones within the grace, returns.
 
-    `ready` gets the URL once the port is open. `process` must be unique to this life of the process. Raises
-    `SetupError`.
+    `ready` gets the URL once the port is open. `process` must be unique to this life of the process; None makes one
+    up. Raises `SetupError`.
     """
+    process = process or new_process_name()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -54,6 +55,10 @@ async def serve(
             await gateway.drain(settings.scheduler.grace_s)
         finally:
             await gateway.close()
+
+
+def new_process_name() -> str:
+    return f"gateway-{secrets.token_hex(4)}"
 
 
 def load_texts(settings: Settings) -> dict[str, TextModel]:

@@ -3,6 +3,8 @@
 A job and a hand-off end in the same form: a hand-off. Knows nothing of KV or the batch.
 """
 
+from datetime import UTC, datetime
+
 from schemas.errors import IdConflict, InvalidRequest, ModelNotFound
 from schemas.handoff import Handoff
 from schemas.job import MAX_TIMEOUT_S, Job, Sampling, job_digest
@@ -12,14 +14,17 @@ from services.text.prompt import resolve_max_tokens, resolve_prompt
 from services.worker.history import History
 
 
-def draft_handoff(job: Job, *, tenant: str, job_id: str, origin: str, build: str, text: TextModel) -> Handoff:
+def draft_handoff(
+    job: Job, *, tenant: str, job_id: str, origin: str, published_at: float, build: str, text: TextModel
+) -> Handoff:
     """The hand-off that prefill will fill in.
 
-    Raises `InvalidRequest`, `ContextLengthExceeded` or `ModelNotFound`.
+    `published_at` is in unix seconds by the broker. Raises `InvalidRequest`, `ContextLengthExceeded` or `ModelNotFound`.
     """
     if job.model is not None and model_slug(job.model) != text.slug:
         raise ModelNotFound(f"this queue serves {text.slug}, the job asks for {job.model[:100]}", param="model")
-    prompt_ids = resolve_prompt(job, text)
+    # A template that shows the date must render the same at every delivery: it shows the day of publication.
+    prompt_ids = resolve_prompt(job, text, datetime.fromtimestamp(published_at, UTC))
     outside = next((token for token in job.logit_bias if token >= text.vocab_size), None)
     if outside is not None:
         raise InvalidRequest(

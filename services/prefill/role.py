@@ -63,6 +63,7 @@ class PrefillRole:
             tenant=run.tenant,
             job_id=run.job,
             origin=run.delivery.origin,
+            published_at=run.delivery.published_at,
             build=self._runtime.build,
             text=self._runtime.text,
         )

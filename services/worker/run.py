@@ -35,6 +35,7 @@ class JobRun:
         self.is_preparing = True  # has not joined the batch yet
         self.on_event: Callable[[], None] | None = None  # called once, with the next event
         delivery.on_lost = self._on_claim_lost
+        delivery.job = (address.tenant, address.job)
         self.writer = ReplyWriter(
             bus,
             address.tenant,
@@ -43,6 +44,7 @@ class JobRun:
             claim=delivery.claim(address.hop),
             trace=telemetry.inject(),
             on_lost=self._on_lost,
+            held=lambda: self.delivery.held,
         )
         self._timeout_s = MAX_TIMEOUT_S
         self._reason: KvrelayError | None = None

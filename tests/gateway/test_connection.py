@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
+from services.gateway.body import read_body
 from services.gateway.connection import ClientConnection, GatewayRunner
 from services.gateway.envelope import envelope
 from services.gateway.event_stream import EventStream
 
 BUFFER_BYTES = 16_384
 WRITE_TIMEOUT_S = 0.3
+BODY_HEAD = b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
 class Server:
@@ -28,6 +30,7 @@ class Server:
     async def run(self) -> AsyncIterator["Server"]:
         app = web.Application(middlewares=[envelope])
         app.add_routes([web.get("/whole", self.whole), web.get("/stream", self.stream), web.get("/flood", self.flood)])
+        app.add_routes([web.post("/body", self.body)])
         runner = GatewayRunner(app, shutdown_timeout=0.2)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -62,6 +65,13 @@ class Server:
             await self.release.wait()
             await stream.finish([b"2"])
         return stream.response
+
+    async def body(self, request: web.Request) -> web.StreamResponse:
+        _, attended = self.attended(request)
+        with attended:  # type: ignore[attr-defined]
+            self.entered.set()
+            await read_body(request, 1000)
+        return web.Response(text="body")
 
     async def flood(self, request: web.Request) -> web.StreamResponse:
         connection, attended = self.attended(request)
@@ -160,6 +170,22 @@ async def test_a_reader_that_is_only_slow_is_not_cut_off(server: Server) -> None
     assert not server.gone.done()
     client.close()
     await server.gone
+
+
+async def test_a_body_cut_off_by_the_client_ends_quietly(server: Server) -> None:
+    client = await connected(server, BODY_HEAD + b"Content-Length: 9\r\n\r\n{}")
+    await server.entered.wait()
+    client.close()
+    assert await server.gone is False
+
+
+async def test_a_badly_framed_body_is_refused_in_shape(server: Server) -> None:
+    client = await connected(server, BODY_HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n")
+    await server.entered.wait()
+    await asyncio.get_running_loop().sock_sendall(client, b"nonsense\r\n")
+    found = await read_to_end(client)
+    assert found.startswith(b"HTTP/1.1 400")
+    assert b'{"error":{"message":' in found
 
 
 async def test_malformed_http_is_refused_in_shape(server: Server) -> None:

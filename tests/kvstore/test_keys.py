@@ -61,7 +61,9 @@ def test_every_process_derives_the_same_keys(hash_seed: str | None) -> None:
     env = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
     if hash_seed is not None:
         env["PYTHONHASHSEED"] = hash_seed
-    done = subprocess.run([sys.executable, "-c", PRINT_KEYS], env=env, capture_output=True, encoding="utf-8", check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PRINT_KEYS], env=env, capture_output=True, encoding="utf-8", check=True
+    )
     assert done.stdout.split()[-2:] == [LAST_KEY, LAST_TOKEN_HASH]
 
 
