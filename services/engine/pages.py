@@ -29,8 +29,8 @@ class PagePool:
         """`page_shape`: (L, H, T, D). At most `max_idle` idle pages stay resident."""
         layers, heads, tokens, dim = page_shape
         self.block_tokens = tokens
-        # Zeroed lazily by the operating system: untouched pages cost no memory, and no stale bytes can be NaN.
-        self.data = torch.zeros(num_pages, layers, 2, heads, tokens, dim, dtype=dtype)
+        # Not zeroed: the operating system gives memory when a page is first written, so unused ones cost none.
+        self.data = torch.empty(num_pages, layers, 2, heads, tokens, dim, dtype=dtype)
         self._bytes = self.data.view(num_pages, -1).view(torch.uint8).numpy()
         self._free = list(range(num_pages - 1, -1, -1))
         self._references = [0] * num_pages
@@ -63,7 +63,7 @@ class PagePool:
         self._reserved -= num_pages
 
     def take(self) -> int:
-        """A page with one reference and unspecified finite content. Raises `OutOfPages`."""
+        """A page with one reference and unspecified content. Raises `OutOfPages`."""
         if self._free:
             page = self._free.pop()
         elif self._idle:

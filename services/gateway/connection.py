@@ -82,6 +82,15 @@ class ClientConnection(RequestHandler):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, min(max_bytes, MAX_KERNEL_BUFFER_BYTES))
         self.transport.set_write_buffer_limits(high=max_bytes)
 
+    def data_received(self, data: bytes) -> None:
+        """aiohttp queues its complaint about a badly framed body behind the request that waits for the rest of it."""
+        super().data_received(data)
+        request = self._request
+        if self._messages and request is not None and not request.content.is_eof():
+            request.content.set_exception(web.RequestPayloadError("the body is badly framed"))
+            request.content.feed_eof()
+            self.close()
+
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._timeout_s and self.transport is not None:

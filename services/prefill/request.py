@@ -19,7 +19,7 @@ def draft_handoff(
 ) -> Handoff:
     """The hand-off that prefill will fill in.
 
-    `published_at` is in unix seconds by the broker. Raises `InvalidRequest`, `ContextLengthExceeded` or `ModelNotFound`.
+    `published_at`: unix seconds by the broker. Raises `InvalidRequest`, `ContextLengthExceeded` or `ModelNotFound`.
     """
     if job.model is not None and model_slug(job.model) != text.slug:
         raise ModelNotFound(f"this queue serves {text.slug}, the job asks for {job.model[:100]}", param="model")

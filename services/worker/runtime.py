@@ -8,9 +8,7 @@ from pathlib import Path
 
 import psutil
 import torch
-from kernels.dispatch import choose
 
-from kvstore.store import KVStore
 from services.engine.arithmetic import choose_arithmetic
 from services.engine.batch import Batch
 from services.engine.blocks import Blocks
