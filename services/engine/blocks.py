@@ -80,6 +80,7 @@ class Blocks:
             raise
         good = next((i for i, load in loads.items() if not _arrived(load)), len(pages))
         self._release_from(good, pages, loads)
+        self._executor.submit(self._renew, refs[:good])
         for i, ref in enumerate(refs[:good]):
             if i in loads and ref.num_tokens == self._pool.block_tokens:
                 self._pool.name(pages[i], ref.key, ref.token_hash)
@@ -88,6 +89,12 @@ class Blocks:
     async def save(self, ref: BlockRef, page: int) -> bool:
         """Stores a finished block; False if the store would not take it. The page must stay held until then."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._save, ref, page)
+
+    def _renew(self, refs: Seq[BlockRef]) -> None:
+        """Blocks live on from their last use, the partial one for its own short time."""
+        full = [ref for ref in refs if ref.num_tokens == self._pool.block_tokens]
+        self._store.renew(full, self._ttl_s)
+        self._store.renew(refs[len(full) :], self._partial_ttl_s)
 
     def _load(self, ref: BlockRef, page: int) -> bool:
         if ref.num_tokens == self._pool.block_tokens:

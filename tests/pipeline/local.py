@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from services.worker.process import WorkerProcess
 from services.worker.runtime import Runtime
 
 SILENCE_S = 60.0
+
+_numbers = itertools.count()  # a job's id is its own for as long as the broker lives, whatever pipeline ran it
 
 
 class Answer(msgspec.Struct):
@@ -67,12 +70,10 @@ class LocalPipeline:
         self.text = text
         self.prefill = prefill
         self.decode = decode
-        self._num_jobs = 0
 
     async def submit(self, **job: Any) -> str:
         """Publishes a job; its id."""
-        self._num_jobs += 1
-        job.setdefault("id", f"job-{self._num_jobs}")
+        job.setdefault("id", f"job-{next(_numbers)}")
         await submit_job(self.bus, "default", self.text.slug, Lane.INTERACTIVE, encode(job))
         return str(job["id"])
 
