@@ -1,0 +1,29 @@
+"""The default model, loaded once a session for each dtype."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.engine.model import Model
+from tests.model.make_golden import oracle
+from tests.model.tiny import load, save_tiny
+from tests.models.default_model import default_model
+
+
+@pytest.fixture(scope="session")
+def default_models() -> Callable[[str], Model]:
+    return cache(lambda dtype: load(default_model(), dtype))
+
+
+@pytest.fixture(scope="session")
+def default_oracle() -> torch.nn.Module:
+    return oracle(default_model())
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
+    files, _ = save_tiny(Path(tmp_path_factory.mktemp("tiny")))
+    return cache(lambda dtype: load(files, dtype))
