@@ -104,5 +104,5 @@ def job_digest(job: Job) -> str:
 
     Who watches a job (`owner`, `on_disconnect`) does not change what it is.
     """
-    asked = msgspec.structs.replace(job, owner=None, on_disconnect="continue")
+    asked = msgspec.to_builtins(msgspec.structs.replace(job, owner=None, on_disconnect="continue"), str_keys=True)
     return hashlib.blake2b(_canonical.encode(asked), digest_size=16, person=b"kvrelay-job").hexdigest()
