@@ -5,9 +5,9 @@ from collections.abc import AsyncGenerator, Callable
 from typing import NamedTuple
 
 from schemas import wire
-from schemas.errors import Cancelled
-from schemas.events import Event
-from schemas.job import Job
+from schemas.errors import Cancelled, IdConflict
+from schemas.events import Event, Start
+from schemas.job import Job, job_digest
 from schemas.subjects import MSG_ID_HEADER, Lane
 from services import telemetry
 from services.bus.cancels import cancel_job
@@ -40,23 +40,27 @@ async def ask(
     """All events of the job, up to its end.
 
     Who stops reading stops nothing, unless `cancel_on_exit`. `on_silence` is called once if nothing is heard for
-    `PATIENCE_S`. Raises what `submit_job` and `follow` raise.
+    `PATIENCE_S`. Raises what `submit_job` and `follow` raise, and `IdConflict` for the id of another job.
     """
     assert job.id is not None
     bus = await Bus.connect(target.url, name="kvrelay-cli")
     impatience = asyncio.get_running_loop().call_later(PATIENCE_S, on_silence or _nothing)
-    ended = False
+    ours_to_cancel = False
     try:
         with telemetry.span("client.request", tenant=target.tenant):
             headers = {MSG_ID_HEADER: f"{target.tenant}.{job.id}", **telemetry.inject()}
         await submit_job(bus, target.tenant, target.model, target.lane, wire.encode(job), headers)
+        ours_to_cancel = cancel_on_exit
         async for event in follow(bus, target.tenant, job.id):
             impatience.cancel()
+            if isinstance(event, Start) and event.digest != job_digest(job):
+                ours_to_cancel = False
+                raise IdConflict(f"the id {job.id} names another job already: choose another, or leave it out")
             yield event
-        ended = True
+        ours_to_cancel = False
     finally:
         impatience.cancel()
-        if cancel_on_exit and not ended:
+        if ours_to_cancel:
             await cancel_job(bus, target.tenant, job.id, Cancelled("the reader asked for it to stop when it left"))
         await bus.close()
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import io
+import signal
 import sys
 from typing import Any
 
@@ -42,10 +43,18 @@ def generate(
     messages = [{"role": "system", "content": system}] if system is not None else []
     prompt = {"prompt": text} if raw else {"messages": [*messages, {"role": "user", "content": text}]}
     job = make_job(sampling, **prompt)
-    asyncio.run(_print(Target.of(settings, lane), job, **how))
+    target = Target.of(settings, lane)
+    try:
+        asyncio.run(_print(target, job, **how))
+    except asyncio.CancelledError:
+        raise click.Abort from None
 
 
 async def _print(target: Target, job: Job, *, as_json: bool, quiet: bool, cancel_on_exit: bool) -> None:
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us with SIGINT ignored
+        loop.add_signal_handler(number, task.cancel)
     transcript = Transcript(io.StringIO() if as_json else sys.stdout, job.n)
 
     def say_that_nothing_comes() -> None:

@@ -1,4 +1,4 @@
-"""`kvrelay up` with the real model: it gets ready, survives kills, and stops in order."""
+"""`kvrelay up` with the real model: it gets ready, answers, survives kills, and stops in order."""
 
 import ast
 import json
@@ -16,21 +16,12 @@ import pytest
 from services.supervisor import runtime_file
 from tests.models.default_model import default_model
 
+pytestmark = pytest.mark.timeout(300)  # a worker's start takes 5 s, and much longer beside other work
+
 KVRELAY = [sys.executable, "-P", "-m", "services.cli.main"]
+FRANCE = "What is the capital of France?"
 ANSWER = "The capital of France is Paris.\n"
 STOP_TIMEOUT_S = 30.0
-
-
-def readme_client(nats_url: str) -> str:
-    """The text that the README's ten lines of Python get from this pipeline."""
-    page = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    code = page.partition("```python\n")[2].partition("```")[0]
-    assert "nats://127.0.0.1:4222" in code
-    command = [sys.executable, "-c", code.replace("nats://127.0.0.1:4222", nats_url)]
-    printed = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout
-    events = [ast.literal_eval(line) for line in printed.splitlines()]
-    assert events[-1]["type"] == "done"
-    return "".join(event["text"] for event in events if event["type"] in ("token", "finish")).split("\n")[0]
 
 
 class Up:
@@ -44,77 +35,94 @@ class Up:
         assert self.process.stdout is not None
         self.ready = self.process.stdout.readline().split()
 
-    def pids(self) -> dict[str, int]:
-        running = runtime_file.read(self.data_dir)
-        assert running is not None
-        return running.pids
+    @property
+    def running(self) -> runtime_file.RuntimeFile:
+        found = runtime_file.read(self.data_dir)
+        assert found is not None
+        return found
 
-    def generate(self) -> str:
-        command = [*KVRELAY, "generate", "--data", str(self.data_dir), "What is the capital of France?"]
-        return subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout
+    def command(self, *arguments: str) -> list[str]:
+        return [*KVRELAY, "generate", "--data", str(self.data_dir), *arguments]
 
-    def stop(self) -> int:
-        self.process.terminate()
-        with self.process:
-            return self.process.wait(STOP_TIMEOUT_S)
+    def generate(self, *arguments: str, exit_code: int = 0) -> str:
+        done = subprocess.run(self.command(*arguments), stdout=subprocess.PIPE, encoding="utf-8", check=False)
+        assert done.returncode == exit_code
+        return done.stdout
 
 
-@pytest.fixture
-def up(tmp_path: Path) -> Iterator[Up]:
-    models = default_model().path.parent
-    (tmp_path / "models").symlink_to(models)
-    running = Up(tmp_path)
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    data_dir = tmp_path_factory.mktemp("up")
+    (data_dir / "models").symlink_to(default_model().path.parent)
+    running = Up(data_dir)
     yield running
     running.process.kill()
     with running.process:
         running.process.wait()
 
 
-@pytest.mark.timeout(300)  # five starts of a worker; 30 s on a machine that does nothing else
-def test_a_pipeline_gets_ready_survives_kills_and_stops_in_order(up: Up) -> None:
+def test_it_says_where_it_is_once_it_is_ready(up: Up) -> None:
     word, http_url, nats_url = up.ready
     assert word == "ready"
+    assert (up.running.http, up.running.nats) == (http_url, nats_url)
+    assert set(up.running.pids) == {"nats", "prefill-0", "decode-0", "gateway"}
     with urllib.request.urlopen(f"{http_url}/ready") as answer:
         assert json.load(answer)["state"] == "ok"
-    before = up.pids()
-    assert set(before) == {"nats", "prefill-0", "decode-0", "gateway"}
-    assert up.generate() == ANSWER
-    assert readme_client(nats_url) == "DEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def test_a_job_is_answered_and_told_as_events(up: Up) -> None:
+    assert up.generate(FRANCE) == ANSWER
+    events = [json.loads(line) for line in up.generate("--json", FRANCE).splitlines()]
+    assert [events[0]["type"], events[-1]["type"]] == ["start", "done"]
+    assert "".join(event.get("text", "") for event in events) == ANSWER.strip()
+
+
+def test_the_same_job_again_is_the_same_stream_and_another_is_refused(up: Up) -> None:
+    first = up.generate("--json", "--id", "again", FRANCE)
+    assert up.generate("--json", "--id", "again", FRANCE) == first
+    assert up.generate("--json", "--id", "again", "Something else", exit_code=1) == ""
+
+
+def test_the_client_of_the_readme_works(up: Up) -> None:
+    page = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    code = page.partition("```python\n")[2].partition("```")[0]
+    assert "nats://127.0.0.1:4222" in code
+    command = [sys.executable, "-c", code.replace("nats://127.0.0.1:4222", up.running.nats)]
+    printed = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout
+    events = [ast.literal_eval(line) for line in printed.splitlines()]
+    assert events[-1]["type"] == "done"
+    text = "".join(event.get("text", "") for event in events)
+    assert text.startswith("DEFGHIJKLMNOPQRSTUVWXYZ")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_leaving_cancels_only_when_asked_to(up: Up, number: signal.Signals) -> None:
+    job = [f"--id=left-{number.name}", "--ignore-eos", "--max-tokens=4000", "Count."]
+    with subprocess.Popen(up.command("--cancel-on-exit", *job), stdout=subprocess.PIPE) as reader:
+        assert reader.stdout is not None
+        reader.stdout.read(1)
+        reader.send_signal(number)
+        reader.stdout.read()
+        assert reader.wait() == 130
+    events = [json.loads(line) for line in up.generate("--json", *job, exit_code=1).splitlines()]
+    assert (events[-1]["type"], events[-1]["code"]) == ("error", "cancelled")
+
+
+def test_it_survives_kills(up: Up) -> None:
+    where = (up.running.http, up.running.nats)
     for name in ("decode-0", "prefill-0", "nats"):
-        os.kill(up.pids()[name], signal.SIGKILL)
-        assert up.generate() == ANSWER  # waits in the queue until who answers is back
-        assert up.pids()[name] != before[name]
-    running = runtime_file.read(up.data_dir)
-    assert running is not None and (running.http, running.nats) == (http_url, nats_url)
-    children = [os.pidfd_open(pid) for pid in up.pids().values()]
-    assert up.stop() == 0
+        killed = up.running.pids[name]
+        os.kill(killed, signal.SIGKILL)
+        assert up.generate(FRANCE) == ANSWER  # waits in the queue until who answers is back
+        assert up.running.pids[name] != killed
+    assert (up.running.http, up.running.nats) == where
+
+
+def test_it_stops_in_order_and_leaves_nobody(up: Up) -> None:
+    children = [os.pidfd_open(pid) for pid in up.running.pids.values()]
+    up.process.terminate()
+    assert up.process.wait(STOP_TIMEOUT_S) == 0
     assert all(select.select([child], [], [], 0)[0] for child in children)
     for child in children:
         os.close(child)
     assert runtime_file.read(up.data_dir) is None
-
-
-BROKER = """
-import asyncio, sys
-from services import config
-from services.supervisor.broker import Broker
-async def main():
-    broker = Broker(config.load(env={}, overrides={"kv.data_dir": sys.argv[1]}), lambda: None)
-    broker.start()
-    print(broker.pid, flush=True)
-    await broker.keep()
-asyncio.run(main())
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the tether is Linux's")
-def test_the_broker_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", BROKER, str(tmp_path)], stdout=subprocess.PIPE, encoding="utf-8")
-    assert parent.stdout is not None
-    with parent.stdout:
-        broker = os.pidfd_open(int(parent.stdout.readline()))
-    parent.kill()
-    parent.wait()
-    gone, _, _ = select.select([broker], [], [], 30.0)
-    os.close(broker)
-    assert gone
