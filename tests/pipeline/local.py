@@ -65,7 +65,8 @@ class Answer(msgspec.Struct):
 class LocalPipeline:
     """One prefill and one decode worker, each around a model of its own, and a client's connection."""
 
-    def __init__(self, bus: Bus, text: TextModel, prefill: Runtime, decode: Runtime) -> None:
+    def __init__(self, url: str, bus: Bus, text: TextModel, prefill: Runtime, decode: Runtime) -> None:
+        self.url = url
         self.bus = bus
         self.text = text
         self.prefill = prefill
@@ -111,7 +112,7 @@ async def run_pipeline(
             stack.push_async_callback(publisher.close)
             workers.append(asyncio.create_task(worker.serve(stop, publisher.beat)))
         try:
-            yield LocalPipeline(buses[0], text, *runtimes)
+            yield LocalPipeline(url, buses[0], text, *runtimes)
         finally:
             stop.set()
             results = await asyncio.gather(*workers, return_exceptions=True)
