@@ -3,6 +3,7 @@
 import asyncio
 
 from schemas.beat import ProcessRole
+from schemas.errors import InvalidRequest
 from schemas.handoff import Handoff, parse_handoff
 from schemas.job import Job, parse_job
 from schemas.subjects import Stage, tenant_and_lane
@@ -51,6 +52,8 @@ class PrefillRole:
             return parse_handoff(run.delivery.data), None
         tenant_and_lane(run.delivery.subject)  # a tenant that is no slug is refused, not mapped to another
         job = parse_job(run.delivery.data)
+        if job.n > self._scheduler.max_sequences:
+            raise InvalidRequest(f"n is limited to {self._scheduler.max_sequences} here, got {job.n}", param="n")
         if is_repeat(run.history, job, run.job, run.delivery.origin) or run.history.end is not None:
             return None, None
         return await self._draft(run, job), None if run.history.tokens else job.ttft_timeout_s
