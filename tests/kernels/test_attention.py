@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from hypothesis import given, settings
@@ -103,3 +104,20 @@ def test_writes_only_its_own_slots_of_its_layer() -> None:
     assert (pool[:, 0, 0] == 5).all() and (pool[[0, 2]] == 5).all()
     tokens = torch.cat([pool[3, 1], pool[1, 1]], dim=2)[:, :, :20]  # [2, H, 20, D]
     assert torch.equal(tokens.permute(2, 0, 1, 3).flatten(1, 2), kv)
+
+
+def test_a_long_context() -> None:
+    """Enough keys for many tiles and for sums of more than sixteen blocks; decoded beside other lengths."""
+    length = 2200
+    queries, kv = inputs(1, length)
+    pages = [(number * 17) % 35 for number in range(35)]
+    pool = new_pool(64, 35)
+    whole = run(pool, 1, [Rows(0, length, pages)], queries, kv)
+    chunks = [
+        run(pool, 1, [Rows(start, end - start, pages)], queries[start:end], kv[start:end])
+        for start, end in pairwise([0, 16, 1024, 1280, 2128, length])
+    ]
+    assert torch.equal(torch.cat(chunks), whole)
+    rows = [2199, 0, 1023, 1024, 63, 2111, 1100]
+    plan = plan_pass([Rows(row, 1, pages) for row in rows], geometry(64))
+    assert torch.equal(attend(pool, 1, queries[rows], plan), whole[rows])
