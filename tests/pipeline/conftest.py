@@ -50,13 +50,17 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def pipelines(broker: str, files: ModelFiles, text: TextModel, tmp_path: Path) -> Pipelines:
-    """`pipelines(dtype, data_dir, group={key: value})`: a pipeline; the same `data_dir` again is a restart."""
+    """`pipelines(dtype, data_dir, group={key: value})`: a pipeline; the same `data_dir` again is a restart.
+
+    With `decode_dir` the workers have separate stores: decode never finds what prefill wrote.
+    """
 
     @asynccontextmanager
     async def start(
-        dtype: str = "float32", data_dir: Path = tmp_path, **groups: dict[str, Any]
+        dtype: str = "float32", data_dir: Path = tmp_path, decode_dir: Path | None = None, **groups: dict[str, Any]
     ) -> AsyncIterator[LocalPipeline]:
-        async with run_pipeline(broker, files, text, loaded(dtype), settings_for(data_dir, **groups)) as pipeline:
+        settings = settings_for(data_dir, **groups), settings_for(decode_dir or data_dir, **groups)
+        async with run_pipeline(broker, files, text, loaded(dtype), settings) as pipeline:
             yield pipeline
 
     return start

@@ -92,12 +92,13 @@ class LocalPipeline:
 
 @contextlib.asynccontextmanager
 async def run_pipeline(
-    url: str, files: ModelFiles, text: TextModel, models: tuple[Model, Model], settings: Settings
+    url: str, files: ModelFiles, text: TextModel, models: tuple[Model, Model], settings: tuple[Settings, Settings]
 ) -> AsyncIterator[LocalPipeline]:
-    runtimes = [Runtime(settings, files, text, model) for model in models]
+    """`models` and `settings`: of prefill, of decode."""
+    runtimes = [Runtime(own, files, text, model) for own, model in zip(settings, models, strict=True)]
     stop = asyncio.Event()
     async with contextlib.AsyncExitStack() as stack:
-        buses = [await stack.enter_async_context(await Bus.connect(url, name, settings.bus)) for name in "cpd"]
+        buses = [await stack.enter_async_context(await Bus.connect(url, name, settings[0].bus)) for name in "cpd"]
         await ensure_streams(buses[0], text.slug)
         await ensure_consumers(buses[0], text.slug, runtimes[0].build)
         workers = []
