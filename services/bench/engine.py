@@ -29,8 +29,7 @@ def run(
     Each sequence has a prompt of `ctx_tokens` of its own; prefill runs in the scheduler's chunks and budget.
     """
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
-    files = resolve(settings.compute.model, Path(settings.kv.data_dir))
-    model = Model(files, choose_arithmetic(ModelConfig.from_hf(files.config), settings.compute.dtype))
+    model = load_model(settings)
     for num_sequences in batches:
         yield {
             "engine": f"kvrelay {settings.compute.dtype}",
@@ -40,6 +39,11 @@ def run(
             "ctx": ctx_tokens,
             **_measure(model, settings, num_sequences, ctx_tokens, num_steps),
         }
+
+
+def load_model(settings: Settings) -> Model:
+    files = resolve(settings.compute.model, Path(settings.kv.data_dir))
+    return Model(files, choose_arithmetic(ModelConfig.from_hf(files.config), settings.compute.dtype))
 
 
 def _measure(model: Model, settings: Settings, num_sequences: int, ctx_tokens: int, num_steps: int) -> dict[str, float]:

@@ -31,6 +31,24 @@ def engine(settings: Settings, batches: str, ctx: int, steps: int) -> None:
         click.echo(json.dumps(line))
 
 
+@bench.command()
+@with_settings("compute.model", "compute.dtype", "compute.threads", "kv.data_dir", "bus.url")
+@click.option("--prompt", type=click.IntRange(1), default=64, show_default=True, help="Prompt tokens.")
+@click.option("--tokens", type=click.IntRange(8), default=128, show_default=True, help="Tokens of an answer.")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Rounds measured.")
+def pipeline(settings: Settings, prompt: int, tokens: int, rounds: int) -> None:
+    """One stream through a pipeline beside the bare engine: what queue, store and streaming cost."""
+    from services.cli import borrowed_pipeline
+
+    with borrowed_pipeline.pipeline(settings) as (_, nats_url):
+        from services.bench.pipeline import run
+
+        decode_cores = cores.parse(cores.share(cores.usable(), 2)[1])
+        threads = settings.compute.threads or len(decode_cores)
+        for line in run(settings, nats_url, decode_cores, threads, prompt, tokens, rounds):
+            click.echo(json.dumps(line))
+
+
 def _sizes(text: str) -> list[int]:
     try:
         sizes = [int(part) for part in text.split(",")]

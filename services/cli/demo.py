@@ -6,26 +6,20 @@ and a second turn, whose prompt must be found in the store for more than one blo
 
 import asyncio
 import contextlib
-import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import click
-import msgspec
 
-from schemas.errors import SetupError
 from services.cli.ask import Target, ask
+from services.cli.borrowed_pipeline import pipeline
 from services.cli.http_stream import StreamedAnswer, stream_chat
 from services.cli.options import with_settings
 from services.cli.pipeline_address import served_slug
 from services.cli.sampling_options import make_job
 from services.cli.transcript import Transcript
-from services.config import Settings, to_env
-from services.supervisor import runtime_file
-from services.supervisor.child import tethered
+from services.config import Settings
 
-_STOP_TIMEOUT_S = 60.0
 _FRANCE = "What is the capital of France?"
 _FRANCE_ANSWER = "The capital of France is Paris."
 _CLERK = (
@@ -41,7 +35,7 @@ _MAX_CHARS_PER_TOKEN = 6  # English has four or five
 @with_settings("kv.data_dir", "compute.model", "compute.dtype", "bus.url")
 def demo(settings: Settings) -> None:
     """Start a pipeline, ask it three questions, and say whether everything worked."""
-    with _pipeline(settings) as (http_url, nats_url):
+    with pipeline(settings) as (http_url, nats_url):
         model = served_slug(settings)
         failures = [
             *asyncio.run(_over_nats(Target(nats_url, settings.bus.tenant, model), settings)),
@@ -50,33 +44,6 @@ def demo(settings: Settings) -> None:
     if failures:
         raise click.ClickException("; ".join(failures))
     click.echo("\nall three answered, and the second turn started from the store")
-
-
-@contextlib.contextmanager
-def _pipeline(settings: Settings) -> Iterator[tuple[str, str]]:
-    """(http url, nats url) of the pipeline that runs on the data folder, or of one that lives as long as the block."""
-    running = runtime_file.read(settings.kv.data_dir)
-    if running is not None:
-        click.echo(f"asking the pipeline that runs here already: {running.http} {running.nats}")
-        yield running.http, running.nats
-        return
-    quiet = msgspec.structs.replace(settings.api, port=0, metrics_port=-1, log_level="warning")
-    command = [*tethered(), sys.executable, "-P", "-m", "services.cli.main", "up"]
-    env = to_env(msgspec.structs.replace(settings, api=quiet))
-    click.echo("starting a pipeline ...", err=True)
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, encoding="utf-8") as up:
-        try:
-            assert up.stdout is not None
-            words = up.stdout.readline().split()
-            if len(words) != 3:
-                raise SetupError("the pipeline did not start; the lines above say why")
-            click.echo(" ".join(words))
-            yield words[1], words[2]
-        finally:
-            up.terminate()
-            code = up.wait(_STOP_TIMEOUT_S)
-    if code != 0:
-        raise click.ClickException(f"the pipeline did not stop in order: exit code {code}")
 
 
 async def _over_nats(target: Target, settings: Settings) -> list[str]:

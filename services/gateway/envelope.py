@@ -14,6 +14,7 @@ from services.gateway.inbox import ClientGone
 from services.gateway.refusal import refusal
 
 REQUEST_ID_HEADER = "X-Request-Id"
+PROBES = frozenset({"/ready", "/health"})
 CLIENT_GONE_STATUS = 499  # what logs say of a client that did not wait
 
 _log = logging.getLogger("kvrelay.access")
@@ -80,4 +81,6 @@ def _log_line(request: web.Request, status: int, took_s: float) -> None:
         "request": request[REQUEST_ID],
         **added,
     }
-    _log.info("request", extra={"fields": fields})
+    # Probes come several times a second and would drown what people ask for.
+    level = logging.DEBUG if request.path in PROBES else logging.INFO
+    _log.log(level, "request", extra={"fields": fields})

@@ -1,0 +1,155 @@
+"""What the queue, the store and the stream cost: one stream through a running pipeline, beside the bare engine.
+
+The two take turns, so that a drift of the machine hits both. The engine computes on the decode worker's cores with
+its number of threads while the pipeline idles.
+"""
+
+import asyncio
+import os
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import torch
+
+from schemas.errors import error_from_code
+from schemas.events import Error, Token
+from schemas.job import Job, Sampling
+from schemas.subjects import Lane
+from schemas.wire import encode
+from services.bench.engine import load_model
+from services.bus.connection import Bus
+from services.bus.publish import submit_job
+from services.bus.reader import follow
+from services.engine.engine import Engine, Work
+from services.engine.model import Model
+from services.engine.pages import PagePool
+from services.engine.sampler import Sampler
+from services.models.registry import resolve
+from services.settings import Settings
+
+GREEDY = Sampling(temperature=0.0)
+MAX_PROMPT_ID = 40_000
+
+
+class Stream(msgspec.Struct):
+    """Seconds from the publication to each token, as a plain reader saw them."""
+
+    tokens_s: list[float]
+
+    @property
+    def ttft_s(self) -> float:
+        return self.tokens_s[0]
+
+    @property
+    def first_gap_s(self) -> float:
+        """From token 0, which prefill made, to token 1: hand-off, store and claim lie between."""
+        return self.tokens_s[1] - self.tokens_s[0]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of decode: from token 1 on."""
+        return (len(self.tokens_s) - 2) / (self.tokens_s[-1] - self.tokens_s[1])
+
+
+def run(
+    settings: Settings, nats_url: str, cores: list[int], threads: int, num_prompt: int, num_tokens: int, rounds: int
+) -> Iterator[dict[str, str | int | float]]:
+    """One row a round, and one of medians. Each round has a prompt that nobody has seen."""
+    bench = _Bench(settings, nats_url, cores, threads)
+    rng = random.Random(time.time_ns())
+    streams, engines = [], []
+    try:
+        for number in range(rounds + 1):
+            prompt = [rng.randrange(1000, MAX_PROMPT_ID) for _ in range(num_prompt)]
+            streams.append(asyncio.run(bench.ask(prompt, num_tokens)))
+            engines.append(bench.compute(prompt, num_tokens))
+            if number:  # the first round warms both up
+                yield {"round": number, **_row(streams[-1:], engines[-1:])}
+    finally:
+        bench.close()
+    yield {
+        "round": "medians",
+        "threads": threads,
+        "prompt_tokens": num_prompt,
+        "tokens": num_tokens,
+        **_row(streams[1:], engines[1:]),
+    }
+
+
+def _row(streams: list[Stream], engines: list[Stream]) -> dict[str, float]:
+    pipeline_tok_s = statistics.median(stream.tokens_per_s for stream in streams)
+    engine_tok_s = statistics.median(stream.tokens_per_s for stream in engines)
+    ratios = [s.tokens_per_s / e.tokens_per_s for s, e in zip(streams, engines, strict=True)]
+    added_s = [s.ttft_s - e.ttft_s for s, e in zip(streams, engines, strict=True)]
+    return {
+        "pipeline_tok_s": round(pipeline_tok_s, 2),
+        "engine_tok_s": round(engine_tok_s, 2),
+        "ratio": round(statistics.median(ratios), 3),
+        "ttft_ms": round(1000 * statistics.median(stream.ttft_s for stream in streams), 2),
+        "ttft_added_ms": round(1000 * statistics.median(added_s), 2),
+        "gap_0_to_1_ms": round(1000 * statistics.median(stream.first_gap_s for stream in streams), 2),
+        "engine_step_ms": round(1000 / engine_tok_s, 2),
+    }
+
+
+class _Bench:
+    def __init__(self, settings: Settings, nats_url: str, cores: list[int], threads: int) -> None:
+        self._settings = settings
+        self._nats_url = nats_url
+        self._slug = resolve(settings.compute.model, Path(settings.kv.data_dir)).slug
+        self._thread = ThreadPoolExecutor(1, initializer=os.sched_setaffinity, initargs=(0, cores))
+        torch.set_num_threads(threads)
+        self._model: Model = self._thread.submit(load_model, settings).result()
+
+    async def ask(self, prompt: list[int], num_tokens: int) -> Stream:
+        async with await Bus.connect(self._nats_url, "bench", self._settings.bus) as bus:
+            tenant = self._settings.bus.tenant
+            job = Job(
+                id=f"bench-{time.time_ns()}", prompt_token_ids=prompt, max_tokens=num_tokens, temperature=0.0,
+                ignore_eos=True,
+            )  # fmt: skip
+            assert job.id is not None
+            tokens_s = []
+            started_s = time.perf_counter()
+            await submit_job(bus, tenant, self._slug, Lane.INTERACTIVE, encode(job))
+            async for event in follow(bus, tenant, job.id, silence_s=60.0):
+                if isinstance(event, Token):
+                    tokens_s.append(time.perf_counter() - started_s)
+                if isinstance(event, Error):
+                    raise error_from_code(event.code, event.message)
+        return Stream(tokens_s)
+
+    def compute(self, prompt: list[int], num_tokens: int) -> Stream:
+        return self._thread.submit(_compute, self._model, self._settings, prompt, num_tokens).result()
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
+def _compute(model: Model, settings: Settings, prompt: list[int], num_tokens: int) -> Stream:
+    block_tokens = settings.kv.block_tokens
+    num_pages = -(-(len(prompt) + num_tokens) // block_tokens)
+    pool = PagePool(num_pages, model.page_shape(block_tokens), model.arithmetic.kv_dtype, max_idle=0)
+    pool.data.zero_()  # fresh pages cost more than the pass; the worker's have been used before
+    engine = Engine(model, pool)
+    sampler = Sampler(GREEDY, 0, 0, ())
+    tokens_s: list[float] = []
+    rows, start, chunk = prompt, 0, settings.scheduler.chunk_tokens
+    started_s = time.perf_counter()
+    while len(tokens_s) < num_tokens:
+        part, rest = rows[:chunk], rows[chunk:]
+        pages = list(range(-(-(start + len(part)) // block_tokens)))
+        (outcome,) = engine.run_now([Work(part, start, pages, [] if rest else [sampler], len(tokens_s))])
+        start += len(part)
+        rows = rest
+        if not rest:
+            assert isinstance(outcome, list)
+            tokens_s.append(time.perf_counter() - started_s)
+            rows = [outcome[0].id]
+    engine.close()
+    return Stream(tokens_s)
