@@ -4,15 +4,12 @@ import asyncio
 import enum
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from schemas.errors import BusUnavailable, TooLarge
 from services.bus.clock import elapsed_s
 from services.bus.connection import Bus
-from services.bus.history import last_message
-
-if TYPE_CHECKING:
-    from services.bus.replies import ReplyWriter
+from services.bus.history import StoredEvents, last_message
 
 log = logging.getLogger("kvrelay.bus")
 
@@ -31,14 +28,36 @@ class Verdict(enum.Enum):
     CLOSED = "closed"  # nothing more to write: ended, or another worker has the job
 
 
+class Writer(Protocol):
+    """What the hub needs of a `ReplyWriter`. `failures` and `recovering` are the hub's own notes on it."""
+
+    tenant: str
+    job: str
+    sent_s: float
+    failures: int
+    recovering: bool
+
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def in_flight(self) -> bool: ...
+    @property
+    def unfinished(self) -> bool: ...
+
+    async def send(self) -> None: ...
+    def unsend(self) -> None: ...
+    def judge(self, stored: StoredEvents | None) -> Verdict: ...
+    def abandon(self) -> None: ...
+
+
 class ReplyHub:
     """The part of a `Bus` that sends for its `ReplyWriter`s and finds out what became of their messages."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._writers: set[ReplyWriter] = set()
-        self._retired: dict[ReplyWriter, asyncio.TimerHandle] = {}
-        self._ready: deque[ReplyWriter] = deque()
+        self._writers: set[Writer] = set()
+        self._retired: dict[Writer, asyncio.TimerHandle] = {}
+        self._ready: deque[Writer] = deque()
         self._wake = asyncio.Event()
         self._recoveries: set[asyncio.Task[None]] = set()
         self._forget = bus.on_connection(up=self._on_up)
@@ -49,25 +68,25 @@ class ReplyHub:
     def num_writers(self) -> int:
         return len(self._writers)
 
-    def add(self, writer: "ReplyWriter") -> None:
+    def add(self, writer: Writer) -> None:
         self._writers.add(writer)
 
-    def ready(self, writer: "ReplyWriter") -> None:
+    def ready(self, writer: Writer) -> None:
         self._ready.append(writer)
         self._wake.set()
 
-    def retire(self, writer: "ReplyWriter") -> None:
+    def retire(self, writer: Writer) -> None:
         """Keeps a writer that has nothing more to say for `KEEP_S`, in case its events must be sent again."""
         if writer in self._writers and writer not in self._retired:
             self._retired[writer] = asyncio.get_running_loop().call_later(KEEP_S, self._expire, writer)
 
-    def remove(self, writer: "ReplyWriter") -> None:
+    def remove(self, writer: Writer) -> None:
         self._writers.discard(writer)
         timer = self._retired.pop(writer, None)
         if timer is not None:
             timer.cancel()
 
-    def recover(self, writer: "ReplyWriter", *, at_once: bool = False) -> None:
+    def recover(self, writer: Writer, *, at_once: bool = False) -> None:
         """Reads the last stored message and lets the writer judge: `at_once`, or after a growing delay."""
         writer.unsend()
         if writer.recovering or (writer.closed and writer not in self._retired):
@@ -86,7 +105,7 @@ class ReplyHub:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _expire(self, writer: "ReplyWriter") -> None:
+    def _expire(self, writer: Writer) -> None:
         self._retired.pop(writer, None)
         if writer.unfinished and not writer.closed:  # closed before it was drained
             self.retire(writer)
@@ -109,7 +128,7 @@ class ReplyHub:
                     log.error("job %s: %s", writer.job, error)
                     writer.abandon()
 
-    async def _recover(self, writer: "ReplyWriter", at_once: bool) -> None:
+    async def _recover(self, writer: Writer, at_once: bool) -> None:
         waiting_since = elapsed_s()
         try:
             while True:
