@@ -7,6 +7,7 @@ from schemas.errors import InvalidRequest
 from schemas.handoff import Handoff, parse_handoff
 from schemas.job import Job, parse_job
 from schemas.subjects import Stage, tenant_and_lane
+from services import telemetry
 from services.prefill.job import PrefillJob
 from services.prefill.request import draft_handoff, is_repeat
 from services.worker.room import Permit
@@ -32,7 +33,8 @@ class PrefillRole:
         return self.batch.num_missing + (num_preparing + 1) * chunk <= self._scheduler.token_budget
 
     async def work(self, run: JobRun, permit: Permit) -> None:
-        handoff, ttft_timeout_s = await self._resolve(run)
+        with telemetry.span("prefill.resolve"):
+            handoff, ttft_timeout_s = await self._resolve(run)
         if run.history.end is not None or handoff is None:
             return
         run.watch_owner(handoff.owner, handoff.on_disconnect)

@@ -130,15 +130,16 @@ class JobRun:
 
     async def publish(self, handoff: Handoff, stage: Stage) -> None:
         """Puts the job on the queue of its next stage, for as long as the claim is ours to do so."""
-        await publish_handoff(
-            self._bus,
-            handoff,
-            self.delivery.source.model,
-            self.delivery.lane,
-            stage,
-            telemetry.inject(),
-            held=lambda: self.delivery.held,
-        )
+        with telemetry.span("handoff", stage=stage, hop=handoff.hop):
+            await publish_handoff(
+                self._bus,
+                handoff,
+                self.delivery.source.model,
+                self.delivery.lane,
+                stage,
+                telemetry.inject(),
+                held=lambda: self.delivery.held,
+            )
 
     async def settled(self) -> int:
         """Waits until everything that was put is stored; the sequence of the last message."""
