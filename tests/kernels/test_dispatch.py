@@ -47,12 +47,15 @@ class DependsOnPlace(PackedFloat32):
 @pytest.mark.parametrize("recipe", [SumsByRows(), DependsOnPlace()], ids=lambda recipe: recipe.name)
 def test_an_inexact_recipe_is_found_and_passed_over(recipe: PackedFloat32) -> None:
     assert try_out(recipe, PackedFloat32(), SMALL, torch.float32).faults
-    assert choose("float32", SMALL, [recipe, PaddedFloat32()]).layer_recipe.name == "padded-f32"
+    assert (
+        choose("float32", SMALL, [(recipe, PackedFloat32()), (PaddedFloat32(), PaddedFloat32())]).layer_recipe.name
+        == "padded-f32"
+    )
 
 
 def test_nothing_exact_is_refused_by_name() -> None:
     with pytest.raises(NoExactArithmetic, match=r"sums-by-rows.*rows"):
-        choose("float32", SMALL, [SumsByRows()])
+        choose("float32", SMALL, [(SumsByRows(), PackedFloat32())])
 
 
 def test_unknown_dtype_is_refused_by_name() -> None:
