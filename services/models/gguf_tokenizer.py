@@ -26,7 +26,8 @@ AutoTokenizer.from_pretrained(folder, gguf_file=file).save_pretrained(to)
 
 def convert_tokenizer(gguf: GgufFile, eos_ids: tuple[int, ...], to: Path) -> bytes:
     """Writes the tokenizer files into `to`; returns the tokenizer's hash. Raises `SetupError`."""
-    with tempfile.TemporaryDirectory(prefix="tokenizer-", dir=to) as scratch:
+    # Absolute, because the process below runs in there: a data folder is often given relative to ours.
+    with tempfile.TemporaryDirectory(prefix="tokenizer-", dir=to.absolute()) as scratch:
         path = gguf.path.absolute()
         # -P and the folder: packages of ours in the current folder must not shadow those of transformers.
         command = [sys.executable, "-P", "-c", _REBUILD, str(path.parent), path.name, scratch]

@@ -42,14 +42,16 @@ print(sorted({{"torch", "transformers", "gguf", "numpy", "safetensors", "hugging
     assert done.stdout.strip() == "[]"
 
 
-def test_a_gguf_file_is_converted_once(tmp_path: Path) -> None:
+def test_a_gguf_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into a data folder that is given relative to the current one, as the default setting is."""
+    monkeypatch.chdir(tmp_path)
     path = write_gguf(tmp_path / "Tiny-Llama.Q4_0.gguf")
     lines: list[str] = []
-    files = resolve(str(path), tmp_path / "data", lines.append)
+    files = resolve(path.name, "data", lines.append)
     assert (files.name, files.slug) == ("Tiny-Llama", "tiny-llama")
     assert len(lines) == 3
     moved = path.rename(tmp_path / "other.gguf")
-    again = resolve(str(moved), tmp_path / "data", lines.append)
+    again = resolve(str(moved), "data", lines.append)
     assert (again.path, again.fingerprint, again.tokenizer_hash) == (
         files.path,
         files.fingerprint,
