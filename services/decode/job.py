@@ -177,8 +177,7 @@ class DecodeJob:
     async def _hand_back(self) -> PassedOn:
         """Stores what is computed and gives the job to another worker of the build."""
         unfinished = [generation for generation in self._generations if not generation.choice.finished]
-        for generation in unfinished:
-            await self._batch.withdraw(generation.sequence)
+        await self._batch.withdraw([generation.sequence for generation in unfinished])
         for generation in unfinished:
             generation.saver.save_partial(generation.sequence)
             await generation.saver.stored_blocks(0)

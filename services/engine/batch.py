@@ -4,7 +4,7 @@ One class serves both stages: a prompt is a sequence with many missing tokens, a
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from services.bus.progress import Progress
 from services.engine.engine import Engine, Work
@@ -27,8 +27,8 @@ class Batch:
         self._chunk_tokens = chunk_tokens
         self._token_budget = token_budget
         self._sequences: list[Sequence] = []
-        self._left_during_pass: list[int] = []
-        self._in_pass = False
+        self._in_pass: list[Sequence] = []
+        self._pinned: list[int] = []  # pages of sequences that left during the pass
         self.progress = Progress()
         self.after_pass: Callable[[], None] = _nothing
         self._changed = asyncio.Event()
@@ -47,21 +47,22 @@ class Batch:
         self._changed.set()
 
     def leave(self, sequence: Sequence) -> None:
-        """Takes `sequence` out and releases its pages, once no pass writes to them any more."""
-        if sequence in self._sequences:
-            self._sequences.remove(sequence)
-        if self._in_pass:
-            self._left_during_pass += sequence.pages
-        else:
-            self._engine.pool.release(sequence.pages)
+        """Takes `sequence` out and releases its pages. What a pass still writes to stays held until it is over, on
+        its own account: the caller may give back his promise at once."""
+        self._remove(sequence)
+        if sequence in self._in_pass:
+            for page in sequence.pages:
+                self._engine.pool.pin(page)
+            self._pinned += sequence.pages
+        self._engine.pool.release(sequence.pages)
         sequence.pages = []
 
-    async def withdraw(self, sequence: Sequence) -> None:
-        """Takes `sequence` out, its pages still held by it; returns when no pass writes to them any more."""
-        if sequence in self._sequences:
-            self._sequences.remove(sequence)
-        while self._in_pass:
-            await self._pass_over.wait()
+    async def withdraw(self, sequences: Iterable[Sequence]) -> None:
+        """Takes `sequences` out, their pages still held by them; returns when no pass writes to them any more."""
+        for sequence in sequences:
+            self._remove(sequence)
+        if self._in_pass:
+            await self._pass_over.wait()  # the next pass is not theirs
 
     def wake(self) -> None:
         """A paused sequence may go on."""
@@ -81,16 +82,17 @@ class Batch:
             await self._pass(members, works)
 
     async def _pass(self, members: list[Sequence], works: list[Work]) -> None:
-        self._in_pass = True
+        self._in_pass = members
         self._pass_over.clear()
         self.progress.begin()
         try:
             outcomes = await self._engine.run(works)
         finally:
-            self._in_pass = False
+            self._in_pass = []
             self._pass_over.set()
-            self._engine.pool.release(self._left_during_pass)
-            self._left_during_pass = []
+            pinned, self._pinned = self._pinned, []
+            for page in pinned:
+                self._engine.pool.unpin(page)
         self.progress.step()
         for sequence, work, outcome in zip(members, works, outcomes, strict=True):
             if sequence not in self._sequences:
@@ -100,9 +102,14 @@ class Batch:
                 sequence.on_computed(outcome)
         self.after_pass()
 
+    def _remove(self, sequence: Sequence) -> None:
+        if sequence in self._sequences:
+            self._sequences.remove(sequence)
+
     def _plan(self) -> tuple[list[Sequence], list[Work]]:
+        """First those that need one row: who catches up on many never uses up the budget of who generates."""
         members, works, budget = [], [], self._token_budget
-        for sequence in self._sequences:
+        for sequence in sorted(self._sequences, key=lambda sequence: sequence.num_missing > 1):
             if budget == 0:
                 break
             if sequence.num_missing == 0 or sequence.is_paused():

@@ -1,18 +1,20 @@
 """Between pages and the store: restores the known beginning of a sequence, saves blocks that became full.
 
-A miss, damage, a slow store and a full disk look the same from here: fewer tokens are restored, the rest is
-computed. Knows nothing of jobs, the queue or the model's arithmetic.
+A miss, damage, a slow or frozen store and a full disk look the same from here: fewer tokens are restored or stored,
+the rest is computed. A store thread touches a page only while it copies it, and never once nobody waits for it any
+more, so that a store which hangs holds threads but no pages. Knows nothing of jobs, the queue or the arithmetic.
 """
 
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Executor
-from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from kvstore.keys import BlockRef, Identity, block_refs, root_key
 from kvstore.store import KVStore
@@ -21,11 +23,43 @@ from services.engine.pages import PagePool
 log = logging.getLogger(__name__)
 
 
+SAVE_BUDGET_S = 5.0  # a block takes some 10 ms; what waits so long behind others waits for a store that hangs
+
+Bytes = npt.NDArray[np.uint8]
+T = TypeVar("T")
+
+
 class Restored(NamedTuple):
-    """`pages` hold the first `tokens` tokens; the caller releases them."""
+    """`pages` hold the first `tokens` tokens; the caller releases them. The first `num_stored` blocks were found in
+    the store, the others were resident only."""
 
     pages: list[int]
     tokens: int
+    num_stored: int
+
+
+class Interest:
+    """Whether somebody still waits for a block. A thread copies to or from a page only while that is so."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lost = False
+
+    def lose(self) -> None:
+        """From the return on, no thread touches the page. Waits for a copy under way, some 0.2 ms."""
+        with self._lock:
+            self._lost = True
+
+    @property
+    def lost(self) -> bool:
+        return self._lost
+
+    def copy(self, target: Bytes, source: Bytes) -> bool:
+        """False, and nothing done, once nobody waits."""
+        with self._lock:
+            if not self._lost:
+                np.copyto(target, source)
+            return not self._lost
 
 
 class Blocks:
@@ -60,35 +94,61 @@ class Blocks:
 
         Stops waiting after the fetch budget: what has not arrived by then counts as missing.
         """
+        if not refs:
+            return Restored([], 0, 0)
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._fetch_budget_s
+        stored = await self._within(self._fetch_budget_s, self._start(self._store.lookup, refs), otherwise=0)
         pages: list[int] = []
         loads: dict[int, asyncio.Future[bool]] = {}
-        loop = asyncio.get_running_loop()
-        stored = await loop.run_in_executor(self._executor, self._store.lookup, refs) if refs else 0
-        for i, ref in enumerate(refs):
-            page = self._pool.share(ref.key, ref.token_hash)
-            if page is None:
-                if i >= stored:
-                    break
-                page = self._pool.take()
-                loads[i] = loop.run_in_executor(self._executor, self._load, ref, page)
-            pages.append(page)
+        interests: list[Interest] = []
+        good = 0
         try:
+            for i, ref in enumerate(refs):
+                page = self._pool.share(ref.key, ref.token_hash)
+                if page is None and i >= stored:
+                    break
+                if page is None:
+                    page = self._pool.take()
+                    interests.append(Interest())
+                    loads[i] = self._start(self._load, interests[-1], ref, page)
+                pages.append(page)
             if loads:
-                await asyncio.wait(loads.values(), timeout=self._fetch_budget_s)
-        except asyncio.CancelledError:
-            self._release_from(0, pages, loads)
-            raise
-        good = next((i for i, load in loads.items() if not _arrived(load)), len(pages))
-        self._release_from(good, pages, loads)
-        self._executor.submit(self._renew, refs[:good])
-        for i, ref in enumerate(refs[:good]):
-            if i in loads and ref.num_tokens == self._pool.block_tokens:
-                self._pool.name(pages[i], ref.key, ref.token_hash)
-        return Restored(pages[:good], sum(ref.num_tokens for ref in refs[:good]))
+                await asyncio.wait(loads.values(), timeout=until_s - loop.time())
+            good = next((i for i, load in loads.items() if not _result(load, False)), len(pages))
+        finally:
+            for interest in interests:
+                interest.lose()
+            self._pool.release(pages[good:])
+        self._adopt(refs[:good], pages, loads)
+        return Restored(pages[:good], sum(ref.num_tokens for ref in refs[:good]), min(stored, good))
 
     async def save(self, ref: BlockRef, page: int) -> bool:
-        """Stores a finished block; False if the store would not take it. The page must stay held until then."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._save, ref, page)
+        """Stores a finished block; False if the store would not take it in time. The page must stay held until then."""
+        interest = Interest()
+        try:
+            saving = self._start(self._save, interest, ref, page)
+            return await self._within(SAVE_BUDGET_S, saving, otherwise=False)
+        finally:
+            interest.lose()
+
+    def _adopt(self, refs: Seq[BlockRef], pages: Seq[int], loads: dict[int, "asyncio.Future[bool]"]) -> None:
+        """`refs` are in `pages`: those that were loaded may be shared from now on, and all live on in the store."""
+        for i, ref in enumerate(refs):
+            if i in loads and ref.num_tokens == self._pool.block_tokens:
+                self._pool.name(pages[i], ref.key, ref.token_hash)
+        if refs:
+            self._start(self._renew, refs)
+
+    def _start(self, call: Callable[..., T], *arguments: object) -> "asyncio.Future[T]":
+        """Runs a call of the store on one of its threads. What it raises is logged; it counts as a miss."""
+        future = asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
+        future.add_done_callback(_log_failure)
+        return future
+
+    async def _within(self, budget_s: float, future: "asyncio.Future[T]", otherwise: T) -> T:
+        await asyncio.wait([future], timeout=budget_s)
+        return _result(future, otherwise)
 
     def _renew(self, refs: Seq[BlockRef]) -> None:
         """Blocks live on from their last use, the partial one for its own short time."""
@@ -96,53 +156,35 @@ class Blocks:
         self._store.renew(full, self._ttl_s)
         self._store.renew(refs[len(full) :], self._partial_ttl_s)
 
-    def _load(self, ref: BlockRef, page: int) -> bool:
-        if ref.num_tokens == self._pool.block_tokens:
-            return self._store.load(ref, self._pool.payload(page))
+    def _load(self, interest: Interest, ref: BlockRef, page: int) -> bool:
         target = self._pool.leading(page, ref.num_tokens)
-        scratch = self._scratch_tensor(target)
-        if not self._store.load(ref, _bytes_of(scratch)):
+        scratch = self._scratch_like(target)
+        if interest.lost or not self._store.load(ref, scratch.reshape(-1).data):
             return False
-        target.copy_(scratch)
-        return True
+        return interest.copy(target, scratch)
 
-    def _save(self, ref: BlockRef, page: int) -> bool:
-        if ref.num_tokens == self._pool.block_tokens:
-            return self._store.save(ref, self._pool.payload(page), ttl_s=self._ttl_s)
+    def _save(self, interest: Interest, ref: BlockRef, page: int) -> bool:
         source = self._pool.leading(page, ref.num_tokens)
-        scratch = self._scratch_tensor(source)
-        scratch.copy_(source)
-        return self._store.save(ref, _bytes_of(scratch), ttl_s=self._partial_ttl_s)
+        scratch = self._scratch_like(source)
+        if not interest.copy(scratch, source):
+            return False
+        ttl_s = self._ttl_s if ref.num_tokens == self._pool.block_tokens else self._partial_ttl_s
+        return self._store.save(ref, scratch.reshape(-1).data, ttl_s=ttl_s)
 
-    def _scratch_tensor(self, like: torch.Tensor) -> torch.Tensor:
-        """A contiguous tensor of `like`'s shape over this thread's reused buffer."""
-        buffer = getattr(self._scratch, "buffer", None)
+    def _scratch_like(self, array: Bytes) -> Bytes:
+        """A contiguous array of the same shape over this thread's reused buffer."""
+        buffer: Bytes | None = getattr(self._scratch, "buffer", None)
         if buffer is None:
-            buffer = self._scratch.buffer = torch.empty(self._pool.data[0].numel(), dtype=like.dtype)
-        view: torch.Tensor = buffer[: like.numel()].view(like.shape)
-        return view
-
-    def _release_from(self, first: int, pages: list[int], loads: dict[int, "asyncio.Future[bool]"]) -> None:
-        """Releases `pages[first:]`, each as soon as no thread writes to it any more."""
-        for i in range(first, len(pages)):
-            load = loads.get(i)
-            if load is None or load.done():
-                self._pool.release([pages[i]])
-            else:
-                load.add_done_callback(partial(self._release_loaded, pages[i]))
-
-    def _release_loaded(self, page: int, _: "asyncio.Future[bool]") -> None:
-        self._pool.release([page])
+            buffer = self._scratch.buffer = np.empty(self._pool.page_bytes, dtype=np.uint8)
+        return buffer[: array.size].reshape(array.shape)
 
 
-def _arrived(load: "asyncio.Future[bool]") -> bool:
-    if not load.done() or load.cancelled():
-        return False
-    error = load.exception()
+def _result(future: "asyncio.Future[T]", otherwise: T) -> T:
+    done = future.done() and not future.cancelled() and future.exception() is None
+    return future.result() if done else otherwise
+
+
+def _log_failure(future: "asyncio.Future[T]") -> None:
+    error = None if future.cancelled() else future.exception()
     if error is not None:
-        log.error("the store failed to load a block; computing it instead", exc_info=error)
-    return error is None and load.result()
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return tensor.view(-1).view(torch.uint8).numpy().data
+        log.error("the store failed; going on without this block", exc_info=error)

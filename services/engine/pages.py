@@ -4,8 +4,10 @@ Knows nothing of tokens, jobs or the store. Only the event loop's thread takes a
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from schemas.errors import KvrelayError
@@ -15,12 +17,17 @@ class OutOfPages(KvrelayError):
     """More pages were asked for than the reservations allow: a bug in the caller, never a user's fault."""
 
 
+def _nothing() -> None:
+    return None
+
+
 class PagePool:
     """`num_pages` pages of `data: [P, L, 2, H, T, D]`; one page is the payload of one uncompressed blob.
 
     A page is free, held (one or more references), or idle: it carries the name of a full block, nobody holds it,
     and it stays resident until its memory is wanted (least recently released first).
     Memory is promised by `reserve` before it is taken, so `take` cannot fail for who keeps to his reservation.
+    `on_unreserved` is called whenever a promise ends: who waits for room may have it now.
     """
 
     def __init__(
@@ -31,7 +38,7 @@ class PagePool:
         self.block_tokens = tokens
         # Not zeroed: the operating system gives memory when a page is first written, so unused ones cost none.
         self.data = torch.empty(num_pages, layers, 2, heads, tokens, dim, dtype=dtype)
-        self._bytes = self.data.view(num_pages, -1).view(torch.uint8).numpy()
+        self._bytes: npt.NDArray[np.uint8] = self.data.view(torch.uint8).numpy()
         self._free = list(range(num_pages - 1, -1, -1))
         self._references = [0] * num_pages
         self._name: list[tuple[bytes, bytes] | None] = [None] * num_pages
@@ -39,6 +46,7 @@ class PagePool:
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._max_idle = max_idle
         self._reserved = 0
+        self.on_unreserved: Callable[[], None] = _nothing
 
     @property
     def num_pages(self) -> int:
@@ -50,6 +58,7 @@ class PagePool:
 
     @property
     def num_unreserved(self) -> int:
+        """Below zero while pinned pages are also covered by the promise of their holder."""
         return self.num_pages - self._reserved
 
     def reserve(self, num_pages: int) -> bool:
@@ -61,6 +70,7 @@ class PagePool:
 
     def unreserve(self, num_pages: int) -> None:
         self._reserved -= num_pages
+        self.on_unreserved()
 
     def take(self) -> int:
         """A page with one reference and unspecified content. Raises `OutOfPages`."""
@@ -79,8 +89,8 @@ class PagePool:
         self._reserved += 1
 
     def unpin(self, page: int) -> None:
-        self._reserved -= 1
         self.release([page])
+        self.unreserve(1)
 
     def share(self, key: bytes, token_hash: bytes) -> int | None:
         """The page of a resident full block, with one more reference, or None.
@@ -114,13 +124,14 @@ class PagePool:
                     if len(self._idle) > self._max_idle:
                         self._free.append(self._evict())
 
-    def payload(self, page: int) -> memoryview:
-        """The page's bytes, writable: layer -> (K, V) -> kv head -> token -> dim."""
-        return memoryview(self._bytes[page])
+    @property
+    def page_bytes(self) -> int:
+        return int(self._bytes[0].size)
 
-    def leading(self, page: int, num_tokens: int) -> torch.Tensor:
-        """View [L, 2, H, num_tokens, D] of a page's first tokens."""
-        return self.data[page, :, :, :, :num_tokens]
+    def leading(self, page: int, num_tokens: int) -> npt.NDArray[np.uint8]:
+        """Writable view [L, 2, H, num_tokens, bytes of D] of a page's first tokens; of all of them it is contiguous,
+        and the payload of a blob: layer -> (K, V) -> kv head -> token -> dim."""
+        return self._bytes[page, :, :, :, :num_tokens]
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` if the books do not add up. For idle moments and tests."""

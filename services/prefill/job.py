@@ -69,9 +69,11 @@ class PrefillJob:
                     self._batch.join(sequence)
                     self._publish_first(choices, await computed)
             with telemetry.span("prefill.store"):
+                for block in range(restored.num_stored, len(restored.pages)):
+                    saver.save_block(sequence, block)  # resident here, but the store has lost it
                 if restored.tokens < len(token_ids):
                     saver.save_partial(sequence)
-                return await saver.stored_blocks(len(restored.pages))
+                return await saver.stored_blocks(restored.num_stored)
         finally:
             self._batch.leave(sequence)
 

@@ -121,7 +121,7 @@ def test_the_payload_of_a_page_is_its_memory():
     pool = make_pool()
     pool.reserve(1)
     page = pool.take()
-    payload = pool.payload(page)
-    assert len(payload) == 2 * 2 * 1 * 16 * 4 * 4
-    payload[:4] = b"\x00\x00\x80\x3f"
+    payload = pool.leading(page, 16).reshape(-1)
+    assert len(payload) == pool.page_bytes == 2 * 2 * 1 * 16 * 4 * 4
+    payload[:4] = list(b"\x00\x00\x80\x3f")
     assert pool.data[page, 0, 0, 0, 0, 0] == 1.0

@@ -119,3 +119,48 @@ async def test_a_suspect_that_is_cancelled_while_waiting_lets_others_in():
     await settled()
     suspect.cancel()
     await asyncio.wait_for(admission.enter("b", suspect=False), 1)
+
+
+async def test_pages_that_come_free_by_themselves_let_waiters_in():
+    """A block is still being stored when its job ends: nobody but the pool knows when that is over."""
+    room, pool = make_room()
+    permit = await room.enter(1, 10)
+    page = pool.take()
+    pool.pin(page)
+    pool.release([page])
+    permit.close()
+    waiting = asyncio.create_task(room.enter(1, 10))
+    await settled()
+    assert not waiting.done()
+    pool.unpin(page)
+    (await asyncio.wait_for(waiting, 1)).close()
+
+
+async def test_who_keeps_his_promise_waits_while_pages_are_promised_twice():
+    room, pool = make_room()
+    permit = await room.enter(1, 10)
+    page = pool.take()
+    pool.pin(page)
+    pool.release([page])
+    again = asyncio.create_task(permit.resize(1, 10))
+    await settled()
+    assert not again.done(), "with all ten and the one that is being stored there would be eleven"
+    pool.unpin(page)
+    await asyncio.wait_for(again, 1)
+    permit.close()
+    assert pool.num_unreserved == 10
+
+
+async def test_waiting_for_work_ends_when_somebody_wants_the_room():
+    room, _ = make_room(max_sequences=2)
+    for_ever = asyncio.Event()
+    idle = await room.enter(1, 1)
+    waiting = asyncio.create_task(room.unless_wanted(for_ever.wait()))
+    await settled()
+    wide = asyncio.create_task(room.enter(2, 2))
+    assert await asyncio.wait_for(waiting, 1) is None
+    assert await room.unless_wanted(for_ever.wait()) is None, "somebody waits already"
+    idle.close()
+    (await asyncio.wait_for(wide, 1)).close()
+    for_ever.set()
+    assert await room.unless_wanted(for_ever.wait())

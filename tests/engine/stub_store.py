@@ -1,0 +1,44 @@
+"""A store in memory whose calls a test can hold up or make fail."""
+
+import threading
+from collections.abc import Sequence
+
+from kvstore.keys import BlockRef
+
+
+class StubStore:
+    """`gate`: closed, loads and saves wait in their thread. `error`: every call raises it."""
+
+    def __init__(self) -> None:
+        self.stored: dict[bytes, bytes] = {}
+        self.gate = threading.Event()
+        self.gate.set()
+        self.error: Exception | None = None
+        self.renewed: list[bytes] = []
+        self.num_loads = 0
+
+    def lookup(self, refs: Sequence[BlockRef]) -> int:
+        self._pass()
+        return next((i for i, ref in enumerate(refs) if ref.key not in self.stored), len(refs))
+
+    def load(self, ref: BlockRef, into: memoryview) -> bool:
+        self.num_loads += 1
+        self._pass()
+        if ref.key not in self.stored:
+            return False
+        into[:] = self.stored[ref.key]
+        return True
+
+    def save(self, ref: BlockRef, payload: memoryview, ttl_s: float) -> bool:
+        self._pass()
+        self.stored[ref.key] = bytes(payload)
+        return True
+
+    def renew(self, refs: Sequence[BlockRef], ttl_s: float) -> int:
+        self.renewed += [ref.key for ref in refs]
+        return len(refs)
+
+    def _pass(self) -> None:
+        assert self.gate.wait(30)
+        if self.error is not None:
+            raise self.error
