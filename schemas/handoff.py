@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from schemas.errors import InvalidRequest
 from schemas.events import Logprobs, Start
 from schemas.job import OnDisconnect, Sampling
 from schemas.wire import WIRE_VERSION, decode_versioned
@@ -44,6 +45,14 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     on_disconnect: OnDisconnect = "continue"
     owner: str | None = None
     timings: dict[str, float] = {}
+
+    def __post_init__(self) -> None:
+        if self.sampling.seed is None or self.sampling.max_tokens is None:
+            raise InvalidRequest("a hand-off has a seed and max_tokens", param="sampling")
+        if not self.prompt_token_ids:
+            raise InvalidRequest("a hand-off has a prompt", param="prompt_token_ids")
+        if any(not 0 <= first.choice < self.sampling.n for first in self.first):
+            raise InvalidRequest(f"a first token belongs to no choice of n={self.sampling.n}", param="first")
 
 
 _decoder = msgspec.json.Decoder(Handoff)

@@ -6,13 +6,14 @@ lag (measured: 19 of 2,000 reads), so replicated streams are asked through their
 
 import asyncio
 import base64
+import logging
 from dataclasses import dataclass
 from functools import cached_property
 
 import msgspec
 from nats.aio.msg import Msg
 
-from schemas.errors import BusUnavailable, Internal
+from schemas.errors import BusUnavailable, Internal, InvalidRequest
 from schemas.events import Event, decode_events, is_end
 from schemas.subjects import CLAIM_HEADER, REPLIES_STREAM, reply_subject
 from services.bus.clock import elapsed_s, parse_timestamp
@@ -20,6 +21,8 @@ from services.bus.connection import Bus, NoResponder
 from services.bus.facts import StreamFacts
 from services.bus.jetstream import API, NO_MESSAGE, Refused, call
 from services.bus.message import status
+
+log = logging.getLogger("kvrelay.bus")
 
 READ_TIMEOUT_S = 5.0
 BATCH_MESSAGES = 512
@@ -41,7 +44,12 @@ class StoredEvents:
 
     @cached_property
     def events(self) -> list[Event]:
-        return decode_events(self.payload)
+        """None for a message that nobody can read: whoever wrote that must not keep the job from its end."""
+        try:
+            return decode_events(self.payload)
+        except InvalidRequest as error:
+            log.error("message %d of %s cannot be read: %s", self.sequence, REPLIES_STREAM, error.message)
+            return []
 
     @property
     def ended(self) -> bool:

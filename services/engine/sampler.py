@@ -19,6 +19,7 @@ from schemas.job import Sampling
 
 GREEDY_TEMPERATURE = 1e-5  # below it the best token's share differs from 1 by less than a float64 can tell
 _NUM_HASH_BITS = 53
+_MAX_SCORE = 1e300  # a repetition penalty near 0 makes infinite scores, and their differences are no numbers
 
 Row = npt.NDArray[np.float32]
 Scores = npt.NDArray[np.float64]
@@ -83,7 +84,8 @@ class Sampler:
             seen = np.union1d(self._prompt_ids, generated)
             values = scores[seen]
             penalty = sampling.repetition_penalty
-            scores[seen] = np.where(values > 0, values / penalty, values * penalty)
+            with np.errstate(over="ignore"):
+                scores[seen] = np.where(values > 0, values / penalty, values * penalty)
         if len(generated):
             counts = np.fromiter(self._generated.values(), dtype=np.float64, count=len(generated))
             scores[generated] -= sampling.frequency_penalty * counts + sampling.presence_penalty
@@ -91,7 +93,8 @@ class Sampler:
 
     def _draw(self, scores: Scores, index: int) -> int:
         sampling = self._sampling
-        scores = scores / sampling.temperature
+        with np.errstate(over="ignore"):
+            scores = np.clip(scores / sampling.temperature, -_MAX_SCORE, _MAX_SCORE)
         ids, weights = _candidates(scores, sampling.top_k, sampling.top_p, sampling.min_p)
         cumulative = np.cumsum(weights)
         point = uniform(self._seed, self._choice, index) * cumulative[-1]

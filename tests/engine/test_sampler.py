@@ -122,3 +122,11 @@ def test_logprobs_are_the_models_own():
     exact = logits.astype(np.float64) - np.log(np.exp(logits.astype(np.float64)).sum())
     assert reported.logprob == pytest.approx(exact[10])
     assert [i for i, _ in reported.top] == list(np.argsort(-exact)[:3])
+
+
+@pytest.mark.parametrize("extra", [{}, {"min_p": 0.1}, {"top_p": 0.5}, {"top_k": 3}])
+def test_a_penalty_near_zero_breaks_nothing(extra: dict):
+    """Scores become infinite; a step that fails would take all of the batch with it."""
+    sampler = Sampler(Sampling(repetition_penalty=1e-310, temperature=1.0, **extra), 1, 0, [1, 2])
+    logits = np.array([1.0, 2.0, -3.0, 4.0, -np.inf], dtype=np.float32)
+    assert 0 <= sampler.sample(logits, 0).id < len(logits)
