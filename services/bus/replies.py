@@ -98,6 +98,11 @@ class ReplyWriter:
         return self._waiting.num_tokens + in_flight >= MAX_WAITING_TOKENS
 
     @property
+    def ending(self) -> bool:
+        """True once the job's end was put: nothing may follow."""
+        return self._end_put
+
+    @property
     def closed(self) -> bool:
         """True if nothing more will be written."""
         return self.ended or self.lost

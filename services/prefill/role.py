@@ -29,7 +29,7 @@ class PrefillRole:
         self._runtime = runtime
 
     def has_budget(self, num_preparing: int) -> bool:
-        chunk = self._scheduler.chunk_tokens
+        chunk = min(self._scheduler.chunk_tokens, self._scheduler.token_budget)
         return self.batch.num_missing + (num_preparing + 1) * chunk <= self._scheduler.token_budget
 
     async def work(self, run: JobRun, permit: Permit) -> None:

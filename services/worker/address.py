@@ -19,11 +19,14 @@ def address_of(delivery: Delivery) -> Address:
     fields = _fields(delivery.data)
     derived = derived_job_id(delivery.sequence, delivery.stream_created_ms)
     if delivery.stage is Stage.PREFILL:
-        return Address(_tenant(delivery.subject), _valid_id(fields.get("id"), derived), 0)
+        tenant = _tenant(delivery.subject)
+        if tenant is None:  # the default tenant's jobs must not be ended under an id that somebody else chose
+            return Address(DEFAULT_TENANT, derived, 0)
+        return Address(tenant, _valid_id(fields.get("id"), derived), 0)
     hop = fields.get("hop")
-    tenant = fields.get("tenant")
+    named = fields.get("tenant")
     return Address(
-        _slug(tenant) if isinstance(tenant, str) else DEFAULT_TENANT,
+        _slug(named) if isinstance(named, str) else DEFAULT_TENANT,
         _valid_id(fields.get("job"), derived),
         hop if isinstance(hop, int) else 0,
     )
@@ -51,8 +54,8 @@ def _slug(value: str) -> str:
         return DEFAULT_TENANT
 
 
-def _tenant(subject: str) -> str:
+def _tenant(subject: str) -> str | None:
     try:
         return tenant_and_lane(subject)[0]
     except KvrelayError:
-        return DEFAULT_TENANT
+        return None

@@ -8,16 +8,25 @@ import asyncio
 from collections.abc import Callable
 
 
+def _nothing() -> None:
+    return None
+
+
 class Admission:
     def __init__(self) -> None:
         self._running: set[object] = set()
         self._suspects: list[object] = []
         self._changed = asyncio.Event()
 
-    async def enter(self, job: object, *, suspect: bool) -> None:
-        """Returns when `job` may run. A suspect waits for the jobs that run, and all later ones wait for it."""
+    async def enter(self, job: object, *, suspect: bool, on_wait: Callable[[], None] = _nothing) -> None:
+        """Returns when `job` may run. A suspect waits for the jobs that run, and all later ones wait for it.
+
+        `on_wait` is called first if it cannot at once: to let go of what those that run may need.
+        """
         if suspect:
             self._suspects.append(job)
+        if not self._may_run(job):
+            on_wait()
         try:
             await self._until(lambda: self._may_run(job))
         except asyncio.CancelledError:

@@ -60,8 +60,9 @@ async def _serve(
             worker = WorkerProcess(process, runtime, bus, beats, make_role(runtime))
             log.info("%s takes jobs of model %s", process, runtime.text.slug)
             await worker.serve(stop, publisher.beat)
-            worker.state = "stopped"
         finally:
+            if worker is not None:
+                worker.state = "stopped"  # also when it fails: nobody need wait until it is silent for long
             stopping.cancel()
             await publisher.close()
             await beats.close()

@@ -136,14 +136,16 @@ class WorkerProcess:
                 self._changed.clear()
                 await self._changed.wait()
             permit = await self._room.enter(1, self._runtime.context_pages)
+            delivery = None
             try:
-                delivery = await queue.next()
-            except asyncio.CancelledError:
-                permit.close()
-                raise
-            job = asyncio.create_task(self._job(delivery, permit))
-            self._jobs.add(job)
-            job.add_done_callback(self._jobs.discard)
+                delivery = await self._room.unless_wanted(queue.next())
+            finally:
+                if delivery is None:
+                    permit.close()
+            if delivery is not None:
+                job = asyncio.create_task(self._job(delivery, permit))
+                self._jobs.add(job)
+                job.add_done_callback(self._jobs.discard)
 
     async def _job(self, delivery: Delivery, permit: Permit) -> None:
         try:
@@ -173,10 +175,10 @@ class WorkerProcess:
 
     async def _perform(self, run: JobRun, address: Address, permit: Permit) -> None:
         telemetry.job_started(tenant=run.tenant, job=run.job, stage=self._role.name)
-        code = "ok"
+        code = "abandoned"
         try:
-            await self._admit(run, address)
-            await run.work(self._role.work(run, permit))
+            await run.work(self._work(run, address, permit))
+            code = "ok"
         except KvrelayError as error:
             code = error.code
             if error.settle in (Settle.ACK, Settle.DEAD_LETTER) and not isinstance(error, IdConflict):
@@ -185,12 +187,20 @@ class WorkerProcess:
         finally:
             telemetry.job_ended(tenant=run.tenant, job=run.job, code=code, stage=self._role.name)
 
-    async def _admit(self, run: JobRun, address: Address) -> None:
-        """Waits until the job may run: alone, if its last delivery died without a new event."""
+    async def _work(self, run: JobRun, address: Address, permit: Permit) -> None:
+        if run.history.end is None and not run.is_foreign:
+            await self._admit(run, address, permit)
+        await self._role.work(run, permit)
+
+    async def _admit(self, run: JobRun, address: Address, permit: Permit) -> None:
+        """Waits until the job may run: alone, if its last delivery died without a new event.
+
+        Without its room: a job that runs may be waiting for that.
+        """
         if run.history.num_lone_runs >= MAX_LONE_RUNS:
             raise Poisoned(f"the job brought its worker down {MAX_LONE_RUNS} times while it ran alone")
         fruitless = run.history.num_fruitless(run.stage, address.hop, run.delivery.num_delivered)
-        await self._admission.enter(run, suspect=fruitless > 0)
+        await self._admission.enter(run, suspect=fruitless > 0, on_wait=permit.close)
         if fruitless > 0:
             run.put(Retry(attempt=run.history.num_lone_runs + 1))
             await run.settled()

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from schemas.errors import Cancelled, ClaimLost, DeadlineExceeded, KvrelayError
+from schemas.errors import Cancelled, ClaimLost, DeadlineExceeded, IdConflict, KvrelayError
 from schemas.events import Error, Event
 from schemas.handoff import Handoff
 from schemas.job import MAX_TIMEOUT_S
@@ -50,6 +50,12 @@ class JobRun:
         self._reason: KvrelayError | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_foreign(self) -> bool:
+        """True if the reply subject belongs to another queue message, which has the same id."""
+        start = self.history.start
+        return self.stage is Stage.PREFILL and start is not None and start.origin != self.delivery.origin
 
     def put(self, *events: Event) -> None:
         """Publishes on the job's reply subject, unless the claim has lapsed."""
@@ -119,13 +125,17 @@ class JobRun:
     async def end(self, error: KvrelayError) -> None:
         """Publishes the end that `error` describes, and waits until it or somebody else's end is stored.
 
-        Raises `ClaimLost` when the end is not this delivery's to write.
+        Raises `ClaimLost` when the end is not this delivery's to write, and `IdConflict` when it would end the job
+        of another message.
         """
         if self.history.end is not None:
             return
         if not self.delivery.held:
             raise ClaimLost(f"the claim on {self.job} lapsed") from error
-        self.writer.put(Error.of(error))
+        if self.is_foreign:
+            raise IdConflict(f"the id {self.job} already names another job; this one: {error.message}") from error
+        if not self.writer.ending:  # else it had ended by itself when the error came
+            self.writer.put(Error.of(error))
         await self.settled()
 
     async def publish(self, handoff: Handoff, stage: Stage) -> None:

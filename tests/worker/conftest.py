@@ -1,0 +1,127 @@
+"""A broker, and a worker process on it whose role does what a test says: no model, no KV."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from schemas.beat import ProcessRole
+from schemas.events import Done, Event, Start, Usage
+from schemas.subjects import Lane, Stage
+from schemas.wire import encode
+from services.bus.beats import BeatTable
+from services.bus.connection import Bus
+from services.bus.publish import submit_job
+from services.bus.server import NatsServer
+from services.bus.streams import ensure_consumers, ensure_streams
+from services.engine.batch import Batch
+from services.settings import Bus as BusSettings
+from services.settings import Scheduler, Settings
+from services.worker.process import WorkerProcess
+from services.worker.room import Permit
+from services.worker.run import JobRun
+from tests.engine.stub_engine import StubEngine, make_pool
+
+BUILD = "0123456789ab"
+MAX_SEQUENCES = 4
+# Short, so that abandoned jobs come back soon.
+SETTINGS = Settings(bus=BusSettings(ack_wait_s=0.6), scheduler=Scheduler(max_sequences=MAX_SEQUENCES, grace_s=0.1))
+
+Work = Callable[[JobRun, Permit], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    with NatsServer(tmp_path_factory.mktemp("worker"), settings=SETTINGS.bus) as running:
+        yield running
+
+
+@pytest.fixture
+async def bus(server: NatsServer) -> AsyncIterator[Bus]:
+    async with await Bus.connect(server.url, "worker", SETTINGS.bus) as bus:
+        yield bus
+
+
+class FakeRole:
+    """Each job runs `work`, which a test sets by the job's id."""
+
+    name: ProcessRole = "prefill"
+    stages: tuple[Stage, ...] = (Stage.PREFILL,)
+    feeds: ProcessRole | None = None
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.works: dict[str, Work] = {}
+
+    def has_budget(self, num_preparing: int) -> bool:
+        return True
+
+    async def work(self, run: JobRun, permit: Permit) -> None:
+        if run.history.end is None:
+            await self.works[run.job](run, permit)
+            await run.settled()
+
+    def hand_back(self) -> None:
+        return None
+
+
+class Worker:
+    """A running worker process, and how a client of it publishes."""
+
+    def __init__(self, bus: Bus, model: str) -> None:
+        self.bus = bus
+        self.model = model
+        self.pool = make_pool(MAX_SEQUENCES)
+        self.role = FakeRole(Batch(StubEngine(self.pool), chunk_tokens=16, token_budget=16))  # type: ignore[arg-type]
+        runtime: Any = SimpleNamespace(
+            settings=SETTINGS,
+            text=SimpleNamespace(slug=model),
+            build=BUILD,
+            pool=self.pool,
+            context_pages=1,
+            store=SimpleNamespace(counters=SimpleNamespace(damaged=0)),
+        )
+        self.process = WorkerProcess("worker", runtime, bus, BeatTable(bus), self.role)
+
+    async def submit(self, job: str, work: Work | None = None) -> str:
+        """Publishes a job that runs `work`; its origin."""
+        if work is not None:
+            self.role.works[job] = work
+        body = encode({"id": job, "prompt": "x"})
+        return (await submit_job(self.bus, "default", self.model, Lane.INTERACTIVE, body)).origin
+
+
+@pytest.fixture
+async def worker(bus: Bus, request: pytest.FixtureRequest) -> AsyncIterator[Worker]:
+    model = f"m{abs(hash(request.node.name))}"
+    await ensure_streams(bus, model)
+    await ensure_consumers(bus, model, BUILD)
+    worker = Worker(bus, model)
+    stop = asyncio.Event()
+
+    async def beat_now() -> None:
+        return None
+
+    serving = asyncio.create_task(worker.process.serve(stop, beat_now))
+    yield worker
+    stop.set()
+    await serving
+    assert worker.pool.num_held == 0 and worker.pool.num_unreserved == MAX_SEQUENCES
+
+
+def start_of(run: JobRun) -> Start:
+    return Start(
+        job=run.job,
+        origin=run.delivery.origin,
+        digest="d",
+        build=BUILD,
+        seed=1,
+        prompt_tokens=1,
+        cached_tokens=0,
+    )
+
+
+def done() -> Event:
+    return Done(usage=Usage(prompt_tokens=1, completion_tokens=0))
