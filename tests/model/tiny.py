@@ -35,7 +35,8 @@ def save_tiny(folder: Path, shards: int = 1, **settings: Any) -> tuple[TinyFiles
     """The model's files in `folder`, and the `transformers` model they came from."""
     torch.manual_seed(5)
     config = LlamaConfig(**{**SIZES, **settings})
-    model = LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(config)
+    model.eval()
     for name, parameter in model.named_parameters():
         if name.endswith((".bias", "norm.weight")):
             torch.nn.init.normal_(parameter, 1.0, 0.2)
