@@ -106,7 +106,7 @@ async def test_decode_sends_a_job_back_once_and_then_helps_itself(pipelines: Pip
 
 async def test_a_read_only_store_costs_only_time(pipelines: Pipelines, tmp_path: Path):
     """CASES 23 and 24: nothing can be stored, every request is answered."""
-    (tmp_path / "kv").write_text("a file where the store's folder should be")
+    (tmp_path / "kv").write_bytes(b"a file where the folder of the store should be")
     async with pipelines(**BLOCKS) as pipeline:
         for _ in range(2):
             answer = await pipeline.ask(**job())
