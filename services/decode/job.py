@@ -114,7 +114,7 @@ class DecodeJob:
         saver = Saver(self._runtime.blocks, self._runtime.pool, handoff.tenant, handoff.salt)
         sequence = Sequence(
             token_ids=known,
-            pages=restored.pages,
+            pages=list(restored.pages),
             num_computed=restored.tokens,
             samplers=[sampler],
             index=len(choice.token_ids),

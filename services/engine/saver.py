@@ -22,6 +22,7 @@ class Saver:
     def save_block(self, sequence: Sequence, block: int) -> None:
         """Block `block` of `sequence` is full: make it resident under its name and write it to the store."""
         end = (block + 1) * self._pool.block_tokens
+        assert end <= sequence.num_computed, "a page that is shared is never written again"
         ref = self._blocks.refs(self._tenant, self._salt, sequence.token_ids[:end])[block]
         self._pool.name(sequence.pages[block], ref.key, ref.token_hash)
         self._start(block, ref, sequence.pages[block])

@@ -55,7 +55,7 @@ class PrefillJob:
         computed: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         sequence = Sequence(
             token_ids=token_ids,
-            pages=restored.pages,
+            pages=list(restored.pages),
             num_computed=num_known,
             samplers=[self._sampler(choice) for choice in choices],
             on_computed=lambda outcome: None if computed.done() else computed.set_result(outcome),
