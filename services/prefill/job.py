@@ -1,6 +1,7 @@
 """One job on its way through prefill: restore what is stored, compute the rest, publish token 0, store the blocks."""
 
 import asyncio
+import time
 
 from schemas.handoff import FirstToken, Handoff, handed_on, start_event
 from services import telemetry
@@ -66,8 +67,11 @@ class PrefillJob:
             self._run.is_preparing = False
             if sequence.num_missing:
                 with telemetry.span("prefill.compute", rows=sequence.num_missing, cached=num_known):
+                    joined_s = time.monotonic()
                     self._batch.join(sequence)
-                    self._publish_first(choices, await computed)
+                    outcome = await computed
+                    self._timings["prefill_s"] = time.monotonic() - joined_s
+                    self._publish_first(choices, outcome)
             with telemetry.span("prefill.store"):
                 for block in range(restored.num_stored, len(restored.pages)):
                     saver.save_block(sequence, block)  # resident here, but the store has lost it
