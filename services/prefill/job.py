@@ -54,13 +54,15 @@ class PrefillJob:
         num_known = min(restored.tokens, len(token_ids) - 1) if choices else restored.tokens
         saver = Saver(runtime.blocks, runtime.pool, handoff.tenant, handoff.salt)
         computed: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        # Token 0 goes first: encoding the last pass's blocks would compete with it for the worker's core.
+        last_blocks: list[int] = []
         sequence = Sequence(
             token_ids=token_ids,
             pages=list(restored.pages),
             num_computed=num_known,
             samplers=[self._sampler(choice) for choice in choices],
             on_computed=lambda outcome: None if computed.done() else computed.set_result(outcome),
-            on_block_full=lambda block: saver.save_block(sequence, block),
+            on_block_full=lambda b: saver.save_block(sequence, b) if sequence.num_missing else last_blocks.append(b),
         )
         try:
             self._announce(num_known)
@@ -72,9 +74,11 @@ class PrefillJob:
                     outcome = await computed
                     self._timings["prefill_s"] = time.monotonic() - joined_s
                     self._publish_first(choices, outcome)
+                    await self._run.settled()
             with telemetry.span("prefill.store"):
-                for block in range(restored.num_stored, len(restored.pages)):
-                    saver.save_block(sequence, block)  # resident here, but the store has lost it
+                resident_only = range(restored.num_stored, len(restored.pages))  # the store has lost them
+                for block in [*resident_only, *last_blocks]:
+                    saver.save_block(sequence, block)
                 if restored.tokens < len(token_ids):
                     saver.save_partial(sequence)
                 return await saver.stored_blocks(restored.num_stored)
