@@ -92,6 +92,11 @@ class BeatTable:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticking
 
+    @property
+    def listening_s(self) -> float:
+        """Seconds since `start` in which beats could be heard."""
+        return self._now_s() - self._started_s
+
     def alive(self, role: ProcessRole | None = None, model: str | None = None, build: str | None = None) -> list[Beat]:
         """The last beats of the processes that are alive, of this role, model and build where given."""
         now = self._now_s()

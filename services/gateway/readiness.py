@@ -2,7 +2,7 @@
 
 import msgspec
 
-from schemas.beat import Beat, ProcessState
+from schemas.beat import BEAT_INTERVAL_S, Beat, ProcessState
 from schemas.errors import BusUnavailable, NoWorker
 from services.bus.beats import BeatTable
 from services.bus.connection import Bus
@@ -40,12 +40,16 @@ class Readiness:
         return Report(state=state, reasons=[*missing, *worn], workers=self._workers())
 
     async def check(self, slug: str, timeout_s: float) -> None:
-        """Waits up to `timeout_s` for workers of the model. Raises `NoWorker` or `BusUnavailable`."""
+        """Waits up to `timeout_s` for workers of the model. Raises `NoWorker` or `BusUnavailable`.
+
+        Who has only just begun to listen waits for one round of beats first: nobody can have been heard yet.
+        """
         if self.draining:
             raise NoWorker("the gateway is shutting down: try again")
         if not self._bus.connected:
             raise BusUnavailable("the gateway has no connection to NATS: try again later")
-        if not await self._beats.wait_for(lambda _: self._missing_role(slug) is None, timeout_s):
+        patience_s = max(timeout_s, 1.5 * BEAT_INTERVAL_S - self._beats.listening_s)
+        if not await self._beats.wait_for(lambda _: self._missing_role(slug) is None, patience_s):
             raise NoWorker(f"no {self._missing_role(slug)} worker of {slug} is running: try again later")
 
     def has_build(self, slug: str, build: str) -> bool:

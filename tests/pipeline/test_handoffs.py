@@ -42,7 +42,7 @@ async def test_blocks_that_the_store_lost_are_stored_again(pipelines: Pipelines,
 
 async def test_a_job_whose_blocks_could_not_be_stored_is_not_sent_back_for_them(pipelines: Pipelines, tmp_path: Path):
     """The hand-off says so, and decode computes the prompt itself at once."""
-    (tmp_path / "kv").write_text("a file where the store's folder should be")
+    (tmp_path / "kv").write_bytes(b"a file where the folder of the store should be")
     golden = GOLDENS["rain for the clerk"]
     async with pipelines(kv={"block_tokens": 16}) as pipeline:
         rework = f"STREAM.INFO.{stream_name(Stage.REWORK, pipeline.text.slug)}"
