@@ -2,7 +2,7 @@
 # The first target that needs it sets up .venv in the checkout: about a minute and 1.5 GB, once.
 
 PYTHON ?= python3
-# Instead of the PyPI build of torch: make TORCH="--index-url <index of CPU builds> torch==2.13.0"
+# What pip is asked for: make TORCH="<options> torch==2.13.0" takes another build than PyPI's.
 TORCH ?= torch==2.13.0
 # Extra arguments for the command of a target: make test ARGS="tests/config -x"
 ARGS ?=
