@@ -77,6 +77,11 @@ class NatsServer:
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def exit_code(self) -> int | None:
+        """Of the last process that ended by itself, negative for a signal; None while it runs or was never started."""
+        return self._process.poll() if self._process is not None else None
+
     def start(self) -> "NatsServer":
         """Returns once the server has answered a client with JetStream on. Raises `SetupError`."""
         if self.alive():

@@ -50,7 +50,8 @@ class Broker:
         while not await self._stopped_within(_LOOK_EVERY_S):
             if self._server.alive():
                 continue
-            delay_s = backoff.died(1, clock() - started_s)
+            exit_code = self._server.exit_code
+            delay_s = backoff.died(1 if exit_code is None else exit_code, clock() - started_s)
             if delay_s is None:
                 raise SetupError(f"nats-server cannot be kept running; see {self._server.log_path}")
             _log.warning("restart", extra={"fields": {"child": self.name, "delay_s": delay_s}})
