@@ -12,13 +12,14 @@ BIN := .venv/bin
 STAMP := .venv/installed-$(shell echo "$(CURDIR)" | cksum | cut -d " " -f 1)
 CODE := schemas kernels kvstore services tests
 
-.PHONY: help setup demo up test test-all check format readme clean
+.PHONY: help setup demo up test test-all chaos check format readme clean
 
 help:
 	@echo "make demo      start a pipeline, ask it three questions, stop"
 	@echo "make up        run the whole pipeline here until Ctrl-C"
 	@echo "make test      the test suite; ARGS=... goes to pytest"
 	@echo "make test-all  the suite with its slow tests"
+	@echo "make chaos     kill every kind of process ten times under load"
 	@echo "make check     format, lint, types, architecture"
 	@echo "make format    rewrite files in the house format"
 	@echo "make readme    write the table of settings into README.md"
@@ -48,6 +49,9 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	PYTHONWARNDEFAULTENCODING=1 $(BIN)/python -m pytest $(ARGS)
+
+chaos: $(STAMP)
+	PYTHONWARNDEFAULTENCODING=1 $(BIN)/python -m pytest tests/chaos --kills 10 --timeout 3600 $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check $(CODE)
