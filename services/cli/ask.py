@@ -12,7 +12,7 @@ from schemas.subjects import MSG_ID_HEADER, Lane
 from services import telemetry
 from services.bus.cancels import cancel_job
 from services.bus.connection import Bus
-from services.bus.publish import submit_job
+from services.bus.publish import job_msg_id, submit_job
 from services.bus.reader import follow
 from services.cli.pipeline_address import bus_url, served_slug
 from services.config import Settings
@@ -48,7 +48,7 @@ async def ask(
     ours_to_cancel = False
     try:
         with telemetry.span("client.request", tenant=target.tenant):
-            headers = {MSG_ID_HEADER: f"{target.tenant}.{job.id}", **telemetry.inject()}
+            headers = {MSG_ID_HEADER: job_msg_id(target.tenant, job.id), **telemetry.inject()}
         await submit_job(bus, target.tenant, target.model, target.lane, wire.encode(job), headers)
         ours_to_cancel = cancel_on_exit
         async for event in follow(bus, target.tenant, job.id):

@@ -212,7 +212,7 @@ class WorkerProcess:
             await asyncio.sleep(OWNER_CHECK_S)
             for run in list(self._runs.values()):
                 if run.owner is not None and self._beats.owner_silent(run.owner, OWNER_SILENT_AFTER_S):
-                    run.interrupt(Cancelled(f"the process that asked for this job, {run.owner}, is gone"))
+                    run.owner_died()
 
     async def _watch_queues(self) -> None:
         """Keeps the gauges of waiting jobs fresh, and counts damage that the store found."""
