@@ -19,9 +19,10 @@ EXPECTED_ROWS = 8
 
 
 class LinearRecipe(Protocol):
-    """How weights are kept and multiplied. `name` goes into the arithmetic id."""
+    """How weights are kept and multiplied. `name` goes into the arithmetic id; factors are rounded to `dtype`."""
 
     name: str
+    dtype: torch.dtype
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """The product with `weight: [N, K]`, kept in the recipe's own layout, plus `bias: [N]`."""
@@ -29,9 +30,16 @@ class LinearRecipe(Protocol):
 
 
 class PackedFloat32:
-    """float32 through oneDNN with the weight laid out once. Exact for every number of rows where measured (0001)."""
+    """float32 through oneDNN with the weight laid out once, fewer than `min_rows` rows padded to so many.
 
-    name = "packed-f32"
+    With AVX2 every number of rows is exact where measured, with AVX-512 all but a lone row of a long sum (0001).
+    """
+
+    dtype = torch.float32
+
+    def __init__(self, min_rows: int = 1) -> None:
+        self.name = "packed-f32" if min_rows == 1 else f"packed-f32-min{min_rows}"
+        self._min_rows = min_rows
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         # The op is torch's own (inductor uses it for frozen weights) but has no public name.
@@ -40,16 +48,18 @@ class PackedFloat32:
         bias = None if bias is None else bias.float().contiguous()
 
         def linear(x: Tensor) -> Tensor:
-            y: Tensor = product(x, packed, bias, "none", [], "")
-            return y
+            rows = x.shape[0]
+            y: Tensor = product(pad_rows(x, max(rows, self._min_rows)), packed, bias, "none", [], "")
+            return y[:rows]
 
         return linear
 
 
 class PaddedFloat32:
-    """float32 `linear` with the rows padded to a multiple of 8."""
+    """float32 `linear` with the rows padded to a multiple of 8: exact with MKL on AVX2, not on AVX-512."""
 
     name = "padded-f32"
+    dtype = torch.float32
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         weight = weight.float().contiguous()
@@ -63,9 +73,10 @@ class PaddedFloat32:
 
 
 class NativeBfloat16:
-    """bfloat16 `linear`, a lone row padded to two: fast and exact where the machine multiplies bfloat16 itself."""
+    """bfloat16 `linear`, a lone row padded to two: fast where the machine has tiles for it."""
 
     name = "native-bf16"
+    dtype = torch.bfloat16
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         weight = weight.bfloat16().contiguous()

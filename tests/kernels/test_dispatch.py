@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from kernels.dispatch import NoExactArithmetic, choose
 from kernels.exactness import inexact_rows, pattern, threads, try_out
-from kernels.linear import Linear, PackedFloat32, PaddedFloat32
+from kernels.linear import Linear, PackedFloat32
 from tests.kernels.shapes import SMALL
 
 
@@ -48,8 +48,10 @@ class DependsOnPlace(PackedFloat32):
 def test_an_inexact_recipe_is_found_and_passed_over(recipe: PackedFloat32) -> None:
     assert try_out(recipe, PackedFloat32(), SMALL, torch.float32).faults
     assert (
-        choose("float32", SMALL, [(recipe, PackedFloat32()), (PaddedFloat32(), PaddedFloat32())]).layer_recipe.name
-        == "padded-f32"
+        choose(
+            "float32", SMALL, [(recipe, PackedFloat32()), (PackedFloat32(min_rows=8), PackedFloat32())]
+        ).layer_recipe.name
+        == "packed-f32-min8"
     )
 
 

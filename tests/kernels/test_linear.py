@@ -5,11 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.dispatch import DTYPES, choose
 from kernels.exactness import inexact_rows, pattern, threads
 from kernels.linear import LinearRecipe, NativeBfloat16, PackedFloat32, PaddedFloat32
+from tests.kernels.shapes import DEFAULT_MODEL, SMALL
 
-RECIPES = [PackedFloat32(), PaddedFloat32(), NativeBfloat16()]
-SHAPES = [(960, 576), (576, 1536), (40, 48)]
+RECIPES = [PackedFloat32(), PackedFloat32(min_rows=2), PaddedFloat32(), NativeBfloat16()]
 MANY_ROWS = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 100, 200)
 
 
@@ -19,22 +20,20 @@ def recipe(request: pytest.FixtureRequest) -> LinearRecipe:
     return chosen
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_rows_do_not_depend_on_rows_or_threads(recipe: LinearRecipe, shape: tuple[int, int]) -> None:
-    if isinstance(recipe, NativeBfloat16) and not torch.cpu._is_avx512_bf16_supported():
-        pytest.skip("torch emulates bfloat16 products here, slowly")
-    weight = pattern(shape, 1).to(torch.bfloat16).float()
-    rows = pattern((200, shape[1]), 2).to(torch.bfloat16).float()
-    with threads(2):
-        assert inexact_rows(recipe.pack(weight), rows, MANY_ROWS) == []
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_chosen_recipe_is_exact_for_more_rows_than_were_tried(dtype: str) -> None:
+    arithmetic = choose(dtype, DEFAULT_MODEL)
+    for number, (outputs, inputs) in enumerate([*DEFAULT_MODEL.linears, (1024, DEFAULT_MODEL.head[1])]):
+        product = arithmetic.linear(pattern((outputs, inputs), number))
+        with threads(2):
+            assert inexact_rows(product, pattern((200, inputs), 100 + number), MANY_ROWS) == []
 
 
 @settings(max_examples=20, deadline=None)
 @given(start=st.integers(0, 90), rows=st.integers(1, 70))
 def test_any_window_of_rows(start: int, rows: int) -> None:
-    """The first recipe, which the default model uses, on windows anywhere."""
-    linear = PackedFloat32().pack(pattern((192, 64), 3))
-    x = pattern((160, 64), 4)
+    linear = choose("float32", SMALL).linear(pattern((192, 48), 3))
+    x = pattern((160, 48), 4)
     assert torch.equal(linear(x[start : start + rows]), linear(x)[start : start + rows])
 
 

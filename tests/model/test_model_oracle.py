@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine.check import BOUNDS
+from services.engine.check import logit_bound
 from services.engine.model import Span
 from tests.model.tiny import load, save_tiny
 
@@ -51,4 +51,4 @@ def test_the_default_model(dtype: str, default_models: Any, default_oracle: Any)
     logits = model.forward(ids, [Span(0, 200, range(4))], model.new_pool(4, 64), None)
     with torch.no_grad():
         expected = default_oracle(ids[None]).logits[0]
-    assert (logits - expected).abs().max() <= BOUNDS[model.arithmetic.dtype]
+    assert (logits - expected).abs().max() <= logit_bound(model.arithmetic)
