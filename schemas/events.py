@@ -88,15 +88,17 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="don
 
 
 class Error(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="error"):
-    """End of a job that did not."""
+    """End of a job that did not. `origin` names the queue message whose error it is, where `start` may be missing to
+    tell: another message under the same id was not answered by it."""
 
     code: str
     message: str
     param: str | None = None
+    origin: str | None = None
 
     @classmethod
-    def of(cls, error: KvrelayError) -> "Error":
-        return cls(code=error.code, message=error.message, param=error.param)
+    def of(cls, error: KvrelayError, origin: str | None = None) -> "Error":
+        return cls(code=error.code, message=error.message, param=error.param, origin=origin)
 
 
 Event = Accepted | Start | Retry | Token | Finish | Done | Error

@@ -97,7 +97,9 @@ async def publish_handoff(
         except (QueueFull, BusUnavailable):
             if not held():
                 raise
-        await asyncio.sleep(delay_s)
+            await asyncio.sleep(delay_s)
+            if not held():
+                raise
         delay_s = min(2 * delay_s, MAX_RETRY_S)
 
 

@@ -9,13 +9,13 @@ from schemas.errors import ClaimLost, InvalidRequest
 from schemas.handoff import Handoff, handed_on, start_event
 from schemas.subjects import Stage
 from services import telemetry
+from services.decode.generation import Generation
 from services.engine.batch import Batch
 from services.engine.blocks import Restored
 from services.engine.choice import Choice
 from services.engine.engine import Outcome
-from services.engine.sampler import Sampled, Sampler
-from services.engine.saver import Saver
-from services.engine.sequence import Sequence
+from services.engine.sampler import Sampled
+from services.worker.disagreement import report_differences
 from services.worker.room import Permit
 from services.worker.run import JobRun
 from services.worker.runtime import Runtime
@@ -25,17 +25,6 @@ from services.worker.stream import JobStream
 class PassedOn(NamedTuple):
     handoff: Handoff
     stage: Stage
-
-
-class Generation:
-    """A choice that is being generated."""
-
-    def __init__(self, choice: Choice, sequence: Sequence, sampler: Sampler, saver: Saver) -> None:
-        self.choice = choice
-        self.sequence = sequence
-        self.sampler = sampler
-        self.saver = saver
-        self.last_token_s = time.monotonic()
 
 
 class DecodeJob:
@@ -91,13 +80,13 @@ class DecodeJob:
 
     async def _merge(self, live: list[Choice]) -> bool:
         """Restores each choice's known tokens into pages; False when prefill should rebuild them first."""
-        handoff = self._handoff
+        handoff, blocks = self._handoff, self._runtime.blocks
+        budget = blocks.fetch_budget()
         for choice in live:
             known = handoff.prompt_token_ids + choice.token_ids
             with telemetry.span("decode.merge", choice=choice.number):
-                refs = self._runtime.blocks.refs(handoff.tenant, handoff.salt, known[:-1])
-                restored = await self._runtime.blocks.restore(refs)
-            self._generations.append(self._generation(choice, known, restored))
+                restored = await blocks.restore(blocks.refs(handoff.tenant, handoff.salt, known[:-1]), budget)
+            self._generations.append(self._generation(choice, restored))
         missing = max(generation.sequence.num_missing for generation in self._generations)
         expected = handoff.stored_blocks == self._runtime.pages_for(len(handoff.prompt_token_ids))
         if missing - 1 > self._runtime.pool.block_tokens and expected:
@@ -105,25 +94,14 @@ class DecodeJob:
             return handoff.reworked
         return True
 
-    def _generation(self, choice: Choice, known: list[int], restored: Restored) -> Generation:
-        handoff = self._handoff
-        assert handoff.sampling.seed is not None
-        sampler = Sampler(handoff.sampling, handoff.sampling.seed, choice.number, handoff.prompt_token_ids)
-        for token in choice.token_ids:
-            sampler.note(token)
-        saver = Saver(self._runtime.blocks, self._runtime.pool, handoff.tenant, handoff.salt)
-        sequence = Sequence(
-            token_ids=known,
-            pages=list(restored.pages),
-            num_computed=restored.tokens,
-            samplers=[sampler],
-            index=len(choice.token_ids),
-            is_paused=self._is_congested,
-            on_computed=lambda outcome: self._on_computed(generation, outcome),
-        )
-        if self._runtime.settings.kv.store_generated:
-            sequence.on_block_full = lambda block: saver.save_block(sequence, block)
-        generation = Generation(choice, sequence, sampler, saver)
+    def _generation(self, choice: Choice, restored: Restored) -> Generation:
+        generation = Generation(self._runtime, self._handoff, choice, restored)
+        generation.sequence.is_paused = self._is_congested
+        generation.sequence.on_computed = lambda outcome: self._on_computed(generation, outcome)
+        num_published = len(self._run.history.tokens.get(choice.number, []))
+        # A mere hand-off by prefill is no take-over: nothing is computed for the comparison alone.
+        taken_over = num_published > 1 or self._run.delivery.num_delivered > 1
+        generation.recheck(num_published, at_least_one=taken_over)
         return generation
 
     async def _generate(self) -> None:
@@ -142,6 +120,8 @@ class DecodeJob:
         if not isinstance(outcome, list):
             self._run.interrupt(outcome)
             return
+        if generation.sequence.recheck is not None:
+            report_differences(self._run, generation.choice.number, generation.differences())
         (sampled,) = outcome
         self._stream.push(generation.choice, sampled)
         self._count_token(generation)
@@ -150,9 +130,7 @@ class DecodeJob:
             if self._stream.finished:
                 self._all_finished.set()
             return
-        generation.sequence.token_ids.append(sampled.id)
-        generation.sequence.index += 1
-        generation.sampler.note(sampled.id)
+        generation.go_on(sampled)
 
     def _is_congested(self) -> bool:
         """The broker is behind: the job pauses until everything is stored."""

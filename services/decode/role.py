@@ -4,9 +4,10 @@ import asyncio
 
 from schemas.beat import ProcessRole
 from schemas.errors import InvalidRequest
-from schemas.handoff import parse_handoff
+from schemas.handoff import Handoff
 from schemas.subjects import Stage
 from services.decode.job import DecodeJob
+from services.worker.handoff import read_handoff
 from services.worker.room import Permit
 from services.worker.run import JobRun
 from services.worker.runtime import Runtime
@@ -29,14 +30,15 @@ class DecodeRole:
         """The room for sequences is the only bound here."""
         return True
 
+    def expect(self, run: JobRun) -> None:
+        self._read(run)
+
     async def work(self, run: JobRun, permit: Permit) -> None:
-        handoff = parse_handoff(run.delivery.data)
+        handoff = self._read(run)
         if run.history.end is not None:
             return
         if handoff.sampling.n > self._runtime.settings.scheduler.max_sequences:
             raise InvalidRequest("n is larger than scheduler.max_sequences of the decode workers", param="n")
-        run.watch_owner(handoff.owner, handoff.on_disconnect)
-        run.set_deadline(handoff.timeout_left_s)
         job = DecodeJob(self._runtime, self.batch, run, permit, handoff, self._handing_back)
         passed_on = await job.perform()
         if passed_on is None:
@@ -47,3 +49,10 @@ class DecodeRole:
     def hand_back(self) -> None:
         """Running jobs store what they have and go to another worker of the build."""
         self._handing_back.set()
+
+    def _read(self, run: JobRun) -> Handoff:
+        """The hand-off, whose deadline and owner are watched from now on."""
+        handoff = read_handoff(run.delivery.data, self._runtime.text)
+        run.watch_owner(handoff.owner, handoff.on_disconnect)
+        run.set_deadline(handoff.timeout_left_s)
+        return handoff

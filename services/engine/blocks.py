@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -36,6 +37,13 @@ class Restored(NamedTuple):
     pages: list[int]
     tokens: int
     num_stored: int
+
+
+@dataclass
+class FetchBudget:
+    """How long a job may still wait for stored blocks, over all that it restores."""
+
+    left_s: float
 
 
 class Interest:
@@ -89,16 +97,28 @@ class Blocks:
         """The chain of blocks of `token_ids`; the last one may be partial."""
         return block_refs(root_key(self._identity, tenant, salt), token_ids, self._identity.block_tokens)
 
-    async def restore(self, refs: Seq[BlockRef]) -> Restored:
+    def fetch_budget(self) -> FetchBudget:
+        return FetchBudget(self._fetch_budget_s)
+
+    async def restore(self, refs: Seq[BlockRef], budget: FetchBudget | None = None) -> Restored:
         """Pages for the longest unbroken run of `refs` that is resident or stored and proves intact.
 
-        Stops waiting after the fetch budget: what has not arrived by then counts as missing.
+        Stops waiting when `budget` (None: one for this call) is used up: what has not arrived by then is missing.
         """
         if not refs:
             return Restored([], 0, 0)
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + self._fetch_budget_s
-        stored = await self._within(self._fetch_budget_s, self._start(self._store.lookup, refs), otherwise=0)
+        budget = budget or self.fetch_budget()
+        clock = asyncio.get_running_loop().time
+        started_s = clock()
+        try:
+            return await self._restore(refs, started_s + budget.left_s)
+        finally:
+            budget.left_s = max(0.0, budget.left_s - (clock() - started_s))
+
+    async def _restore(self, refs: Seq[BlockRef], until_s: float) -> Restored:
+        clock = asyncio.get_running_loop().time
+        lookup = self._start(self._store.lookup, refs)
+        stored = await self._within(until_s - clock(), lookup, otherwise=0)
         pages: list[int] = []
         loads: dict[int, asyncio.Future[bool]] = {}
         interests: list[Interest] = []
@@ -114,7 +134,7 @@ class Blocks:
                     loads[i] = self._start(self._load, interests[-1], ref, page)
                 pages.append(page)
             if loads:
-                await asyncio.wait(loads.values(), timeout=until_s - loop.time())
+                await asyncio.wait(loads.values(), timeout=until_s - clock())
             good = next((i for i, load in loads.items() if not _result(load, False)), len(pages))
         finally:
             for interest in interests:

@@ -5,6 +5,7 @@ Knows nothing of jobs, batching policy, text or the queue. A pass is a list of `
 """
 
 import asyncio
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from schemas.errors import NotFinite
 from services.engine.model import Model, Span
 from services.engine.pages import PagePool
+from services.engine.recheck import Recheck
 from services.engine.sampler import Row, Sampled, Sampler
 
 
@@ -20,7 +22,8 @@ class Work:
     """Rows of one sequence: `token_ids` at positions `start`..., whose K and V go to `pages`.
 
     `pages` cover positions [0, start + len(token_ids)). From the last row's logits one token is sampled for each
-    of `samplers`, as token number `index` of its choice; with no samplers no logits are computed.
+    of `samplers`, as token number `index` of its choice. Known tokens are compared with what `recheck` samples from
+    the rows before them. Of rows that neither wants no logits are computed.
     """
 
     token_ids: list[int]
@@ -28,6 +31,12 @@ class Work:
     pages: list[int]
     samplers: list[Sampler] = field(default_factory=list)
     index: int = 0
+    recheck: Recheck | None = None
+
+    @property
+    def rechecked(self) -> range:
+        """Positions of the rows whose next token `recheck` wants to compare."""
+        return self.recheck.positions(self.start, self.start + len(self.token_ids)) if self.recheck else range(0)
 
 
 Outcome = list[Sampled] | NotFinite
@@ -49,20 +58,27 @@ class Engine:
         """The same on the calling thread."""
         token_ids = [token for work in works for token in work.token_ids]
         spans = [Span(work.start, len(work.token_ids), work.pages) for work in works]
-        logit_rows, row = [], -1
+        logit_rows, end = [], 0
         for work in works:
-            row += len(work.token_ids)
+            begin, end = end, end + len(work.token_ids)
+            logit_rows += [begin + position - work.start for position in work.rechecked]
             if work.samplers:
-                logit_rows.append(row)
+                logit_rows.append(end - 1)
         logits = iter(self.model.forward(token_ids, spans, self.pool.data, logit_rows).numpy())
-        return [_sample(work, next(logits)) if work.samplers else [] for work in works]
+        return [_outcome(work, logits) for work in works]
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)
 
 
-def _sample(work: Work, logits: Row) -> Outcome:
+def _outcome(work: Work, logits: Iterator[Row]) -> Outcome:
+    if work.recheck is not None:
+        for position in work.rechecked:
+            work.recheck.compare(position, next(logits))
+    if not work.samplers:
+        return []
+    last = next(logits)
     try:
-        return [sampler.sample(logits, work.index) for sampler in work.samplers]
+        return [sampler.sample(last, work.index) for sampler in work.samplers]
     except NotFinite as error:
         return error

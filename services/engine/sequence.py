@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from services.engine.engine import Outcome, Work
 from services.engine.pages import PagePool
+from services.engine.recheck import Recheck
 from services.engine.sampler import Sampler
 
 
@@ -23,7 +24,7 @@ class Sequence:
     When the last known token is computed, one token is sampled for each of `samplers`, as number `index`, and
     `on_computed` is called with the outcome: it may append the token and so go on, or leave the batch.
     `on_block_full(i)` is called when block `i` has its last token computed. `is_paused` holds the sequence back
-    for a pass.
+    for a pass. `recheck` compares those of its known tokens whose rows are computed here.
     """
 
     token_ids: list[int]
@@ -34,6 +35,7 @@ class Sequence:
     index: int = 0
     on_block_full: Callable[[int], None] = _ignore
     is_paused: Callable[[], bool] = _never
+    recheck: Recheck | None = None
 
     @property
     def num_missing(self) -> int:
@@ -50,6 +52,7 @@ class Sequence:
             pages=self.pages[: -(-end // pool.block_tokens)],
             samplers=self.samplers if end == len(self.token_ids) else [],
             index=self.index,
+            recheck=self.recheck,
         )
 
     def advance(self, num_rows: int, block_tokens: int) -> None:

@@ -7,9 +7,11 @@ from schemas.handoff import FirstToken, Handoff, handed_on, start_event
 from services import telemetry
 from services.engine.batch import Batch
 from services.engine.engine import Outcome
+from services.engine.recheck import Difference
 from services.engine.sampler import Sampled, Sampler
 from services.engine.saver import Saver
 from services.engine.sequence import Sequence
+from services.worker.disagreement import report_differences
 from services.worker.room import Permit
 from services.worker.run import JobRun
 from services.worker.runtime import Runtime
@@ -25,6 +27,7 @@ class PrefillJob:
         self._permit = permit
         self._handoff = handoff
         self._stream = JobStream(run.put, runtime.text, handoff.sampling, run.history)
+        self._fetch_budget = runtime.blocks.fetch_budget()
         self._timings = dict(handoff.timings)
         self._is_announced = run.history.start is not None
         self._cached_tokens = run.history.start.cached_tokens if run.history.start else 0
@@ -33,23 +36,29 @@ class PrefillJob:
         """The hand-off to publish, or None when the job has ended with its first tokens."""
         stream = self._stream
         stream.replay([(first.choice, Sampled(first.id, first.logprobs)) for first in self._handoff.first])
-        unsampled = [choice.number for choice in stream.choices if not choice.token_ids]
-        stored_blocks = await self._compute(self._handoff.prompt_token_ids, unsampled)
+        stored_blocks = await self._compute(self._handoff.prompt_token_ids, self._wanted_first())
         if stream.finished:
             stream.end(len(self._handoff.prompt_token_ids), self._cached_tokens, self._timings)
             return None
         await self._rebuild_generated()
         return await self._hand_on(stored_blocks)
 
+    def _wanted_first(self) -> list[int]:
+        """Choices whose first token is to be sampled: those without one, and of a take-over those that have it on
+        the reply subject, to see whether it comes out again."""
+        published = self._run.history.tokens
+        return [c.number for c in self._stream.choices if not c.token_ids or c.number in published]
+
     async def _compute(self, token_ids: list[int], choices: list[int]) -> int:
-        """Puts K and V of `token_ids` into the store, and publishes the first token of each of `choices`.
+        """Puts K and V of `token_ids` into the store, and samples the first token of each of `choices`.
 
         Returns the number of leading blocks that are in the store.
         """
         runtime, handoff = self._runtime, self._handoff
         await self._permit.resize(1, runtime.pages_for(len(token_ids)))
         with telemetry.span("prefill.restore"):
-            restored = await runtime.blocks.restore(runtime.blocks.refs(handoff.tenant, handoff.salt, token_ids))
+            refs = runtime.blocks.refs(handoff.tenant, handoff.salt, token_ids)
+            restored = await runtime.blocks.restore(refs, self._fetch_budget)
         # The last token's logits are needed even when every block is a hit.
         num_known = min(restored.tokens, len(token_ids) - 1) if choices else restored.tokens
         saver = Saver(runtime.blocks, runtime.pool, handoff.tenant, handoff.salt)
@@ -97,15 +106,22 @@ class PrefillJob:
         self._run.put(start_event(self._handoff, num_cached))
 
     def _publish_first(self, choices: list[int], outcome: Outcome) -> None:
+        """Publishes the first tokens that are not known yet, and compares the others."""
         if not isinstance(outcome, list):
             raise outcome
+        fresh = 0
         for number, sampled in zip(choices, outcome, strict=True):
-            self._stream.push(self._stream.choices[number], sampled)
-        if choices:
+            choice = self._stream.choices[number]
+            if not choice.token_ids:
+                self._stream.push(choice, sampled)
+                fresh += 1
+            elif sampled.id != choice.token_ids[0]:
+                report_differences(self._run, number, [Difference(0, choice.token_ids[0], sampled.id)])
+        if fresh:
             self._timings["ttft_s"] = self._run.delivery.age_s()
             telemetry.ttft_s.record(self._timings["ttft_s"])
             telemetry.tokens.add(len(self._handoff.prompt_token_ids) - self._cached_tokens, kind="prompt")
-            telemetry.tokens.add(len(choices), kind="generated")
+            telemetry.tokens.add(fresh, kind="generated")
             self._run.made_first_token()
 
     async def _rebuild_generated(self) -> None:

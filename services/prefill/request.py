@@ -57,11 +57,10 @@ def draft_handoff(
 def is_repeat(history: History, job: Job, job_id: str, origin: str) -> bool:
     """Whether the reply subject belongs to an earlier message with the same id and the same job.
 
-    Raises `IdConflict` if it belongs to another job.
+    Raises `IdConflict` if it belongs to another job, or to another message that ended before it said which job.
     """
-    start = history.start
-    if start is None:
+    if history.origin in (None, origin):
         return False
-    if start.digest != job_digest(job):
+    if history.start is None or history.start.digest != job_digest(job):
         raise IdConflict(f"the id {job_id} already names another job", param="id")
-    return start.origin != origin
+    return True

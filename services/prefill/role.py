@@ -5,12 +5,13 @@ from functools import partial
 
 from schemas.beat import ProcessRole
 from schemas.errors import InvalidRequest
-from schemas.handoff import Handoff, parse_handoff
-from schemas.job import Job, parse_job
+from schemas.handoff import Handoff
+from schemas.job import MAX_TIMEOUT_S, Job, parse_job
 from schemas.subjects import Stage, tenant_and_lane
 from services import telemetry
 from services.prefill.job import PrefillJob
 from services.prefill.request import draft_handoff, is_repeat
+from services.worker.handoff import read_handoff
 from services.worker.room import Permit
 from services.worker.run import JobRun
 from services.worker.runtime import Runtime
@@ -35,13 +36,14 @@ class PrefillRole:
         chunk = min(self._scheduler.chunk_tokens, self._scheduler.token_budget)
         return self.batch.num_missing + (num_preparing + 1) * chunk <= self._scheduler.token_budget
 
+    def expect(self, run: JobRun) -> None:
+        self._read(run)
+
     async def work(self, run: JobRun, permit: Permit) -> None:
         with telemetry.span("prefill.resolve"):
-            handoff, ttft_timeout_s = await self._resolve(run)
-        if run.history.end is not None or handoff is None:
+            handoff = await self._resolve(run)
+        if handoff is None:
             return
-        run.watch_owner(handoff.owner, handoff.on_disconnect)
-        run.set_deadline(handoff.timeout_left_s, ttft_timeout_s)
         passed_on = await PrefillJob(self._runtime, self.batch, run, permit, handoff).perform()
         if passed_on is None:
             await run.settled()
@@ -51,17 +53,29 @@ class PrefillRole:
     def hand_back(self) -> None:
         """Prompts are short work: those under way finish; what does not in time is redelivered elsewhere."""
 
-    async def _resolve(self, run: JobRun) -> tuple[Handoff | None, float | None]:
-        """The job as a draft of its hand-off, and its deadline for the first token; None for a mere repeat."""
+    def _read(self, run: JobRun) -> Job | Handoff:
+        """The message, whose deadlines and owner are watched from now on."""
         if run.stage is Stage.REWORK:
-            return parse_handoff(run.delivery.data), None
+            handoff = read_handoff(run.delivery.data, self._runtime.text)
+            run.watch_owner(handoff.owner, handoff.on_disconnect)
+            run.set_deadline(handoff.timeout_left_s)
+            return handoff
         tenant_and_lane(run.delivery.subject)  # a tenant that is no slug is refused, not mapped to another
         job = parse_job(run.delivery.data)
         if job.n > self._scheduler.max_sequences:
             raise InvalidRequest(f"n is limited to {self._scheduler.max_sequences} here, got {job.n}", param="n")
-        if is_repeat(run.history, job, run.job, run.delivery.origin) or run.history.end is not None:
-            return None, None
-        return await self._draft(run, job), None if run.history.tokens else job.ttft_timeout_s
+        run.watch_owner(job.owner, job.on_disconnect)
+        run.set_deadline(job.timeout_s or MAX_TIMEOUT_S, None if run.history.tokens else job.ttft_timeout_s)
+        return job
+
+    async def _resolve(self, run: JobRun) -> Handoff | None:
+        """The job as a draft of its hand-off; None if there is nothing to do."""
+        message = self._read(run)
+        if isinstance(message, Handoff):
+            return message if run.history.end is None else None
+        if is_repeat(run.history, message, run.job, run.delivery.origin) or run.history.end is not None:
+            return None
+        return await self._draft(run, message)
 
     async def _draft(self, run: JobRun, job: Job) -> Handoff:
         """A long text is tokenised on another thread: a megabyte takes a while. A hop there and back takes 0.7 ms."""

@@ -7,6 +7,7 @@ from services.telemetry.export import configure, endpoint, scrape, shutdown
 from services.telemetry.job_log import job_ended, job_log, job_started
 from services.telemetry.metrics import (
     damage,
+    disagreements,
     failed_loads,
     itl_s,
     jobs,
@@ -23,6 +24,7 @@ from services.telemetry.spans import extract, inject, now_s, record, span, trace
 __all__ = [
     "configure",
     "damage",
+    "disagreements",
     "endpoint",
     "extract",
     "failed_loads",

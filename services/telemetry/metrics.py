@@ -99,6 +99,7 @@ prefix_tokens_hit = Counter("prefix_tokens_hit", "{token}", "prompt tokens taken
 tokens = Counter("tokens", "{token}", "tokens computed, by kind: prompt or generated")
 damage = Counter("damage", "{block}", "stored blocks that failed verification")
 failed_loads = Counter("failed_loads", "{block}", "blocks that were promised and could not be used")
+disagreements = Counter("disagreements", "{token}", "published tokens that another worker computes otherwise")
 jobs = Counter("jobs", "{job}", "jobs ended, by code: ok or an error code")
 queue_depth = Gauge("queue_depth", "{job}", "jobs waiting, by stage and lane")
 pages_used = Gauge("pages_used", "{page}", "KV pages in use")

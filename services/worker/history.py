@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from schemas.events import Accepted, End, Event, Finish, Retry, Start, Token, is_end
+from schemas.events import Accepted, End, Error, Event, Finish, Retry, Start, Token, is_end
 from schemas.subjects import Stage
 
 
@@ -21,12 +21,14 @@ class Stored(Protocol):
 
 @dataclass
 class History:
-    """`last` is the stream sequence of the last message, 0 when there is none."""
+    """`last` is the stream sequence of the last message, 0 when there is none; `writers` of a choice are the claims
+    under which its tokens were written."""
 
     last: int = 0
     start: Start | None = None
     end: End | None = None
     tokens: dict[int, list[Token]] = field(default_factory=dict)
+    writers: dict[int, list[str]] = field(default_factory=dict)
     finished: dict[int, Finish] = field(default_factory=dict)
     num_lone_runs: int = 0
     _last_writer: dict[str, int] = field(default_factory=dict)
@@ -37,18 +39,25 @@ class History:
         for message in messages:
             history.last = message.sequence
             for event in message.events:
-                history._add(event)
+                history._add(event, message.claim)
             if any(not isinstance(event, (Retry, Accepted)) for event in message.events):
                 stage_and_hop, _, delivery = message.claim.rpartition(".")
                 if delivery.isdigit():
                     history._last_writer[stage_and_hop] = int(delivery)
         return history
 
+    @property
+    def origin(self) -> str | None:
+        """The queue message that the reply subject belongs to; None if no event says so."""
+        if self.start is not None:
+            return self.start.origin
+        return self.end.origin if isinstance(self.end, Error) else None
+
     def num_fruitless(self, stage: Stage, hop: int, num_delivered: int) -> int:
         """Deliveries of this queue message that came before this one and after the last that made an event."""
         return num_delivered - 1 - self._last_writer.get(f"{stage}.{hop}", 0)
 
-    def _add(self, event: Event) -> None:
+    def _add(self, event: Event, claim: str) -> None:
         if isinstance(event, Retry):
             self.num_lone_runs += 1
             return
@@ -57,6 +66,7 @@ class History:
             self.start = event
         elif isinstance(event, Token):
             self.tokens.setdefault(event.choice, []).append(event)
+            self.writers.setdefault(event.choice, []).append(claim)
         elif isinstance(event, Finish):
             self.finished[event.choice] = event
         elif is_end(event):

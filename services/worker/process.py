@@ -53,6 +53,9 @@ class Role(Protocol):
     def has_budget(self, num_preparing: int) -> bool:
         """Whether one more job may be taken, while `num_preparing` have not joined the batch yet."""
 
+    def expect(self, run: JobRun) -> None:
+        """The job must wait to run alone: watches its deadline and its owner meanwhile."""
+
     async def work(self, run: JobRun, permit: Permit) -> None:
         """The job, from its message to the last thing that must be stored before the message is settled."""
 
@@ -200,6 +203,8 @@ class WorkerProcess:
         if run.history.num_lone_runs >= MAX_LONE_RUNS:
             raise Poisoned(f"the job brought its worker down {MAX_LONE_RUNS} times while it ran alone")
         fruitless = run.history.num_fruitless(run.stage, address.hop, run.delivery.num_delivered)
+        if fruitless > 0:
+            self._role.expect(run)
         await self._admission.enter(run, suspect=fruitless > 0, on_wait=permit.close)
         if fruitless > 0:
             run.put(Retry(attempt=run.history.num_lone_runs + 1))

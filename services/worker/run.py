@@ -15,6 +15,7 @@ from schemas.subjects import Stage
 from services import telemetry
 from services.bus.connection import Bus
 from services.bus.delivery import Delivery
+from services.bus.history import read_all
 from services.bus.publish import publish_handoff
 from services.bus.replies import ReplyWriter
 from services.worker.address import Address
@@ -31,6 +32,7 @@ class JobRun:
         self.stage = delivery.stage
         self.delivery = delivery
         self.history = history
+        self.claim = delivery.claim(address.hop)
         self.owner: str | None = None  # the gateway whose death ends the job
         self.is_preparing = True  # has not joined the batch yet
         self.on_event: Callable[[], None] | None = None  # called once, with the next event
@@ -41,7 +43,7 @@ class JobRun:
             address.tenant,
             address.job,
             last=history.last,
-            claim=delivery.claim(address.hop),
+            claim=self.claim,
             trace=telemetry.inject(),
             on_lost=self._on_lost,
             held=lambda: self.delivery.held,
@@ -54,8 +56,7 @@ class JobRun:
     @property
     def is_foreign(self) -> bool:
         """True if the reply subject belongs to another queue message, which has the same id."""
-        start = self.history.start
-        return self.stage is Stage.PREFILL and start is not None and start.origin != self.delivery.origin
+        return self._belongs_elsewhere(self.history)
 
     def put(self, *events: Event) -> None:
         """Publishes on the job's reply subject, unless the claim has lapsed."""
@@ -133,13 +134,23 @@ class JobRun:
         if not self.delivery.held:
             raise ClaimLost(f"the claim on {self.job} lapsed") from error
         if self.is_foreign:
-            raise IdConflict(f"the id {self.job} already names another job; this one: {error.message}") from error
+            raise self._conflict(error) from error
         if not self.writer.ending:  # else it had ended by itself when the error came
-            self.writer.put(Error.of(error))
+            self.writer.put(Error.of(error, self.delivery.origin if self.stage is Stage.PREFILL else None))
         await self.settled()
+        if self.stage is Stage.PREFILL and self.history.start is None:
+            # Of two messages with one id the first to write has it, and the other is not lost with its end.
+            stored = History.of(await read_all(self._bus, self.tenant, self.job))
+            if self._belongs_elsewhere(stored):
+                raise self._conflict(error) from error
 
     async def publish(self, handoff: Handoff, stage: Stage) -> None:
-        """Puts the job on the queue of its next stage, for as long as the claim is ours to do so."""
+        """Puts the job on the queue of its next stage, for as long as the claim is ours to do so.
+
+        Raises `ClaimLost` when it is not.
+        """
+        if not self.delivery.held:
+            raise ClaimLost(f"the claim on {self.job} lapsed")
         with telemetry.span("handoff", stage=stage, hop=handoff.hop):
             await publish_handoff(
                 self._bus,
@@ -164,3 +175,9 @@ class JobRun:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _belongs_elsewhere(self, history: History) -> bool:
+        return self.stage is Stage.PREFILL and history.origin not in (None, self.delivery.origin)
+
+    def _conflict(self, error: KvrelayError) -> IdConflict:
+        return IdConflict(f"the id {self.job} already names another job; this one: {error.message}")

@@ -5,6 +5,7 @@ Tokens of earlier deliveries are pushed again to rebuild held-back text; only wh
 
 from collections.abc import Callable
 
+from schemas.errors import InvalidRequest
 from schemas.events import Done, Event, Finish, Token, Usage
 from schemas.job import Sampling
 from services.engine.choice import Choice
@@ -18,12 +19,23 @@ class JobStream:
         """`put(*events)` publishes; `history` is what earlier deliveries published."""
         self._put = put
         self._history = history
+        self._vocab_size = text.vocab_size
         self.choices = [Choice(text, sampling, number) for number in range(sampling.n)]
 
     def replay(self, first: list[tuple[int, Sampled]]) -> None:
-        """Pushes the tokens that are known: those on the reply subject, or the hand-off's where it has none."""
+        """Pushes the tokens that are known: those on the reply subject, or the hand-off's where it has none.
+
+        Raises `InvalidRequest` if what is on the reply subject cannot be this job's: somebody else wrote or removed
+        some of it, and going on behind a hole would make wrong text.
+        """
         for choice in self.choices:
             for token in self._history.tokens.get(choice.number, []):
+                expected = len(choice.token_ids)
+                if choice.finished or token.index != expected or not 0 <= token.id < self._vocab_size:
+                    raise InvalidRequest(
+                        f"the reply subject has token {token.index} (id {token.id}) of choice {choice.number} where "
+                        f"token {expected} should be: send the job again under another id"
+                    )
                 self.push(choice, Sampled(token.id, token.logprobs))
         for number, sampled in first:
             if not self.choices[number].token_ids:

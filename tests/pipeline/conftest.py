@@ -17,6 +17,7 @@ from services.models.files import ModelFiles
 from services.text.model import TextModel, load_text
 from tests.models.default_model import default_model
 from tests.pipeline.local import LocalPipeline, run_pipeline, settings_for
+from tests.pipeline.tiny import tiny_files, tiny_models, tiny_pipeline_text
 
 Pipelines = Callable[..., AbstractAsyncContextManager[LocalPipeline]]
 
@@ -61,6 +62,25 @@ def pipelines(broker: str, files: ModelFiles, text: TextModel, tmp_path: Path) -
     ) -> AsyncIterator[LocalPipeline]:
         settings = settings_for(data_dir, **groups), settings_for(decode_dir or data_dir, **groups)
         async with run_pipeline(broker, files, text, loaded(dtype), settings) as pipeline:
+            yield pipeline
+
+    return start
+
+
+@pytest.fixture
+def tiny_pipelines(broker: str, tmp_path: Path) -> Pipelines:
+    """`tiny_pipelines(group={key: value})`: a pipeline of the tiny model, with blocks of 16 tokens.
+
+    A worker that goes silent is replaced within a second. `decode_model` stands in for the decode worker's.
+    """
+
+    @asynccontextmanager
+    async def start(decode_model: Model | None = None, **groups: dict[str, Any]) -> AsyncIterator[LocalPipeline]:
+        kv = {"block_tokens": 16, **groups.pop("kv", {})}
+        bus = {"ack_wait_s": 0.6, **groups.pop("bus", {})}
+        settings = settings_for(tmp_path, kv=kv, bus=bus, **groups)
+        models = (tiny_models()[0], decode_model or tiny_models()[1])
+        async with run_pipeline(broker, tiny_files(), tiny_pipeline_text(), models, (settings, settings)) as pipeline:
             yield pipeline
 
     return start

@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,7 +23,7 @@ from services.models.files import ModelFiles
 from services.prefill.role import PrefillRole
 from services.settings import Settings
 from services.text.model import TextModel
-from services.worker.process import WorkerProcess
+from services.worker.process import Role, WorkerProcess
 from services.worker.runtime import Runtime
 
 SILENCE_S = 60.0
@@ -62,15 +62,22 @@ class Answer(msgspec.Struct):
         return sorted(kept, key=lambda event: event.choice)
 
 
+class LocalWorker(NamedTuple):
+    bus: Bus
+    runtime: Runtime
+    role: Role
+    process: WorkerProcess
+
+
 class LocalPipeline:
     """One prefill and one decode worker, each around a model of its own, and a client's connection."""
 
-    def __init__(self, url: str, bus: Bus, text: TextModel, prefill: Runtime, decode: Runtime) -> None:
+    def __init__(self, url: str, bus: Bus, text: TextModel, workers: tuple[LocalWorker, LocalWorker]) -> None:
         self.url = url
         self.bus = bus
         self.text = text
-        self.prefill = prefill
-        self.decode = decode
+        self.prefill_worker, self.decode_worker = workers
+        self.prefill, self.decode = (worker.runtime for worker in workers)
 
     async def submit(self, **job: Any) -> str:
         """Publishes a job; its id."""
@@ -95,33 +102,39 @@ async def run_pipeline(
     url: str, files: ModelFiles, text: TextModel, models: tuple[Model, Model], settings: tuple[Settings, Settings]
 ) -> AsyncIterator[LocalPipeline]:
     """`models` and `settings`: of prefill, of decode."""
-    runtimes = [Runtime(own, files, text, model) for own, model in zip(settings, models, strict=True)]
-    stop = asyncio.Event()
+    prefill, decode = (Runtime(own, files, text, model) for own, model in zip(settings, models, strict=True))
     async with contextlib.AsyncExitStack() as stack:
-        buses = [await stack.enter_async_context(await Bus.connect(url, name, settings[0].bus)) for name in "cpd"]
-        await ensure_streams(buses[0], text.slug)
-        await ensure_consumers(buses[0], text.slug, runtimes[0].build)
-        workers = []
-        for bus, runtime, make_role in zip(buses[1:], runtimes, (PrefillRole, DecodeRole), strict=True):
-            beats = BeatTable(bus)
-            await beats.start()
-            stack.push_async_callback(beats.close)
-            role = make_role(runtime)
-            worker = WorkerProcess(f"{role.name}-{id(runtime)}", runtime, bus, beats, role)
-            publisher = BeatPublisher(bus, worker.beat)
-            await publisher.start()
-            stack.push_async_callback(publisher.close)
-            workers.append(asyncio.create_task(worker.serve(stop, publisher.beat)))
+        bus = await stack.enter_async_context(await Bus.connect(url, "client", settings[0].bus))
+        await ensure_streams(bus, text.slug)
+        await ensure_consumers(bus, text.slug, prefill.build)
+        # Decode ends last: prefill waits for nobody then.
+        second = await stack.enter_async_context(run_worker(url, decode, DecodeRole))
+        first = await stack.enter_async_context(run_worker(url, prefill, PrefillRole))
+        yield LocalPipeline(url, bus, text, (first, second))
+
+
+@contextlib.asynccontextmanager
+async def run_worker(url: str, runtime: Runtime, make_role: Callable[[Runtime], Role]) -> AsyncIterator[LocalWorker]:
+    """Serves until the block ends; closes `runtime`. What the worker fails with is raised at the end."""
+    stop = asyncio.Event()
+    role = make_role(runtime)
+    name = f"{role.name}-{id(runtime)}"
+    async with await Bus.connect(url, name, runtime.settings.bus) as bus:
+        beats = BeatTable(bus)
+        await beats.start()
+        process = WorkerProcess(name, runtime, bus, beats, role)
+        publisher = BeatPublisher(bus, process.beat)
+        await publisher.start()
+        serving = asyncio.create_task(process.serve(stop, publisher.beat))
         try:
-            yield LocalPipeline(url, buses[0], text, *runtimes)
+            yield LocalWorker(bus, runtime, role, process)
         finally:
             stop.set()
-            results = await asyncio.gather(*workers, return_exceptions=True)
-            for runtime in runtimes:
-                runtime.close()
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+            await asyncio.wait([serving])
+            await publisher.close()
+            await beats.close()
+            runtime.close()
+        serving.result()
 
 
 def settings_for(data_dir: Path, **groups: dict[str, Any]) -> Settings:

@@ -58,6 +58,9 @@ class FakeRole:
     def has_budget(self, num_preparing: int) -> bool:
         return True
 
+    def expect(self, run: JobRun) -> None:
+        return None
+
     async def work(self, run: JobRun, permit: Permit) -> None:
         if run.history.end is None:
             await self.works[run.job](run, permit)

@@ -1,0 +1,82 @@
+"""A choice that is being generated: its sequence in the batch, and what goes with it."""
+
+import time
+
+from schemas.handoff import Handoff
+from services.engine.blocks import Restored
+from services.engine.choice import Choice
+from services.engine.engine import Outcome
+from services.engine.recheck import Difference, Recheck
+from services.engine.sampler import Sampled, Sampler
+from services.engine.saver import Saver
+from services.engine.sequence import Sequence
+from services.worker.runtime import Runtime
+
+
+def _ignore(_: Outcome) -> None:
+    return None
+
+
+class Generation:
+    """Goes on behind the prompt and the tokens that `choice` has; `restored` are the leading pages of these.
+
+    Its maker sets the sequence's `on_computed` and `is_paused`, and takes the sequence out of the batch at last.
+    """
+
+    def __init__(self, runtime: Runtime, handoff: Handoff, choice: Choice, restored: Restored) -> None:
+        self.choice = choice
+        self.last_token_s = time.monotonic()
+        self.saver = Saver(runtime.blocks, runtime.pool, handoff.tenant, handoff.salt)
+        self._handoff = handoff
+        self._pool = runtime.pool
+        self._sampler = self._fresh_sampler()
+        for token in choice.token_ids:
+            self._sampler.note(token)
+        self.sequence = Sequence(
+            token_ids=handoff.prompt_token_ids + choice.token_ids,
+            pages=list(restored.pages),
+            num_computed=restored.tokens,
+            on_computed=_ignore,
+            samplers=[self._sampler],
+            index=len(choice.token_ids),
+        )
+        if runtime.settings.kv.store_generated:
+            self.sequence.on_block_full = lambda block: self.saver.save_block(self.sequence, block)
+
+    def recheck(self, num_published: int, *, at_least_one: bool) -> None:
+        """Compares those of the last block of published tokens whose rows are computed here anyway.
+
+        With `at_least_one`, what was restored is given up as far as that takes.
+        """
+        if num_published == 0:
+            return
+        if at_least_one and self.sequence.num_missing < 2:
+            self._forget_last_row()
+        first = max(0, num_published - self._pool.block_tokens)
+        known = self.choice.token_ids[:num_published]
+        self.sequence.recheck = Recheck(self._fresh_sampler(), len(self._handoff.prompt_token_ids), known, first)
+
+    def differences(self) -> list[Difference]:
+        """What the comparison found, told once."""
+        recheck, self.sequence.recheck = self.sequence.recheck, None
+        return recheck.differences if recheck is not None else []
+
+    def go_on(self, sampled: Sampled) -> None:
+        """`sampled` is known now, and its row the next to compute."""
+        self.sequence.token_ids.append(sampled.id)
+        self.sequence.index += 1
+        self._sampler.note(sampled.id)
+
+    def _forget_last_row(self) -> None:
+        """A full block is given up whole: its page may be shared, and nobody writes to it again."""
+        sequence = self.sequence
+        if sequence.num_computed % self._pool.block_tokens:
+            sequence.num_computed -= 1
+        else:
+            sequence.num_computed -= self._pool.block_tokens
+            self._pool.release([sequence.pages.pop()])
+
+    def _fresh_sampler(self) -> Sampler:
+        sampling = self._handoff.sampling
+        assert sampling.seed is not None
+        return Sampler(sampling, sampling.seed, self.choice.number, self._handoff.prompt_token_ids)
