@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -21,13 +22,11 @@ from services.models.files import ModelFiles
 from services.models.registry import build_id, resolve
 from services.settings import Settings
 from services.text.model import TextModel, load_text
-from services.worker.store_threads import StoreThreads
 
 log = logging.getLogger(__name__)
 
 MAX_MEMORY_SHARE = 0.2  # of the machine, for one worker's KV pages, where the settings do not say
 IO_THREADS = 4
-CLOSE_STORE_S = 2.0  # for what is still being written when a worker ends
 IDLE_CONTEXTS = 2  # whole contexts of released blocks that may stay resident
 
 
@@ -47,7 +46,7 @@ class Runtime:
         self.engine = Engine(model, self.pool)
         identity = identity_of(files, model, settings.kv.block_tokens)
         self.store = open_store(settings.kv, identity, model)
-        self._io = StoreThreads(IO_THREADS)
+        self._io = ThreadPoolExecutor(max_workers=IO_THREADS, thread_name_prefix="store")
         self.blocks = Blocks(
             self.store,
             identity,
@@ -89,7 +88,7 @@ class Runtime:
 
     def close(self) -> None:
         self.engine.close()
-        self._io.close(CLOSE_STORE_S)
+        self._io.shutdown(wait=True)
         for tier in self.store.tiers:
             tier.close()
 
