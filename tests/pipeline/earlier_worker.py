@@ -46,6 +46,12 @@ def handoff_of(pipeline: LocalPipeline, job: dict[str, Any], events: list[Event]
 
 async def leave(pipeline: LocalPipeline, handoff: Handoff, events: list[Event], stage: Stage = Stage.DECODE) -> str:
     """Writes `events`, publishes `handoff`; the job's id, whose stream goes on from there."""
+    await write(pipeline, handoff, events)
+    await publish_handoff(pipeline.bus, handoff, pipeline.text.slug, Lane.INTERACTIVE, stage)
+    return handoff.job
+
+
+async def write(pipeline: LocalPipeline, handoff: Handoff, events: list[Event]) -> None:
     last = 0
     first, later = split(events)
     for claim, written in ((PREFILL_CLAIM, first), (DECODE_CLAIM, later)):
@@ -53,8 +59,6 @@ async def leave(pipeline: LocalPipeline, handoff: Handoff, events: list[Event], 
         writer.put(*written)
         last = await writer.drained()
         writer.close()
-    await publish_handoff(pipeline.bus, handoff, pipeline.text.slug, Lane.INTERACTIVE, stage)
-    return handoff.job
 
 
 async def leave_to_prefill(pipeline: LocalPipeline, job: dict[str, Any], events: list[Event]) -> str:

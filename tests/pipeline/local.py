@@ -67,6 +67,7 @@ class LocalWorker(NamedTuple):
     runtime: Runtime
     role: Role
     process: WorkerProcess
+    publisher: BeatPublisher
 
 
 class LocalPipeline:
@@ -107,9 +108,9 @@ async def run_pipeline(
         bus = await stack.enter_async_context(await Bus.connect(url, "client", settings[0].bus))
         await ensure_streams(bus, text.slug)
         await ensure_consumers(bus, text.slug, prefill.build)
-        # Decode ends last: prefill waits for nobody then.
-        second = await stack.enter_async_context(run_worker(url, decode, DecodeRole))
+        # In this order prefill hears decode's first beat, and need not wait for the next.
         first = await stack.enter_async_context(run_worker(url, prefill, PrefillRole))
+        second = await stack.enter_async_context(run_worker(url, decode, DecodeRole))
         yield LocalPipeline(url, bus, text, (first, second))
 
 
@@ -127,7 +128,7 @@ async def run_worker(url: str, runtime: Runtime, make_role: Callable[[Runtime], 
         await publisher.start()
         serving = asyncio.create_task(process.serve(stop, publisher.beat))
         try:
-            yield LocalWorker(bus, runtime, role, process)
+            yield LocalWorker(bus, runtime, role, process, publisher)
         finally:
             stop.set()
             await asyncio.wait([serving])
