@@ -14,18 +14,24 @@ ProcessState = Literal["warming", "ok", "degraded", "draining", "stopped"]
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True):
-    """`process` is unique to one life of a process; `running` and `capacity` count sequences."""
+    """`process` is unique to one life of a process; `running` and `capacity` count sequences.
+
+    `text` names what turns a job into token ids and limits: builds that agree on it read a prompt alike. `model`,
+    `build` and `text` are known before the worker is ready; empty until then.
+    """
 
     process: str
     role: ProcessRole
     state: ProcessState
     model: str = ""
     build: str = ""
+    text: str = ""
     reasons: list[str] = []
     running: int = 0
     capacity: int = 0
     host: str = ""
     pid: int = 0
+    uptime_s: float = 0.0
 
 
 beat_decoder = msgspec.json.Decoder(Beat)

@@ -102,6 +102,10 @@ class Internal(KvrelayError):
     settle = Settle.REDELIVER
 
 
+class BegunElsewhere(Internal):
+    """Another build began the job and reads its prompt in another way: only a worker of that one can go on."""
+
+
 class NotFinite(Internal):
     """The model produced NaN or infinity for this job alone; it would do so again."""
 

@@ -86,6 +86,11 @@ def beat_subject(process: str) -> str:
     return f"kvrelay.beat.{process}"
 
 
+def drain_subject(process: str) -> str:
+    """Where a worker is asked to leave; only operators may publish there."""
+    return f"kvrelay.drain.{process}"
+
+
 def job_of_subject(subject: str) -> tuple[str, str]:
     """(tenant, job) of a reply, cancel or dead subject."""
     _, _, tenant, job = subject.split(".")
@@ -107,6 +112,12 @@ def stream_subjects(stage: Stage, model: str) -> list[str]:
     if stage is Stage.PREFILL:
         return [prefill_subject("*", model, lane) for lane in Lane]
     return [f"kvrelay.{stage}.{model}.*.{lane}" for lane in Lane]
+
+
+def build_and_lane(subject: str) -> tuple[str, Lane]:
+    """(build, lane) of a decode or rework subject."""
+    _, _, _, build, lane = subject.split(".")
+    return build, Lane(lane)
 
 
 def consumer_name(stage: Stage, lane: Lane, build: str) -> str:

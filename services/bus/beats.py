@@ -110,6 +110,10 @@ class BeatTable:
             and build in (None, seen.beat.build)
         ]
 
+    def heard(self, model: str, build: str) -> list[Beat]:
+        """The last beats of all workers of a build, gone or not, as far as they are remembered."""
+        return [seen.beat for seen in self._seen.values() if (seen.beat.model, seen.beat.build) == (model, build)]
+
     def get(self, process: str) -> Beat | None:
         """The last beat of a process, however old."""
         seen = self._seen.get(process)
@@ -144,10 +148,11 @@ class BeatTable:
 
     async def wait_for_worker(self, role: ProcessRole, model: str, build: str | None = None) -> Beat:
         """The beat of a worker that takes work, once there is one."""
-        await self.wait_for(lambda table: bool(table._working(role, model, build)))
-        return self._working(role, model, build)[0]
+        await self.wait_for(lambda table: bool(table.working(role, model, build)))
+        return self.working(role, model, build)[0]
 
-    def _working(self, role: ProcessRole, model: str, build: str | None) -> list[Beat]:
+    def working(self, role: ProcessRole, model: str, build: str | None = None) -> list[Beat]:
+        """The workers that take work."""
         return [beat for beat in self.alive(role, model, build) if beat.state in ("ok", "degraded")]
 
     def _now_s(self) -> float:

@@ -21,6 +21,10 @@ _OPTIONS: dict[str, tuple[str, str, Any]] = {
     "bus.tenant": ("--tenant", "NAME", str),
 }
 
+rolling_option = click.option(
+    "--rolling", is_flag=True, help="Start although workers of another build of the model serve: to change the build."
+)
+
 
 def with_settings(*names: str) -> Callable[[Command], Command]:
     """Gives the command `settings`, from all sources; `names` are the keys that have an option of their own here."""

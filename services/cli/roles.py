@@ -5,7 +5,7 @@ import sys
 import click
 
 from schemas.errors import SetupError
-from services.cli.options import with_settings
+from services.cli.options import rolling_option, with_settings
 from services.config import Settings
 from services.supervisor import cores
 
@@ -23,24 +23,26 @@ def _bus_url(settings: Settings) -> str:
 
 @click.command()
 @with_settings(*_WORKER)
-def prefill(settings: Settings) -> None:
+@rolling_option
+def prefill(settings: Settings, rolling: bool) -> None:
     """Run one prefill worker: prompts to KV blocks and first tokens."""
     url = _bus_url(settings)
     cores.own(settings.compute.cores)  # before torch makes its thread pool
     from services.prefill.main import run
 
-    sys.exit(run(settings, url))
+    sys.exit(run(settings, url, rolling=rolling))
 
 
 @click.command()
 @with_settings(*_WORKER)
-def decode(settings: Settings) -> None:
+@rolling_option
+def decode(settings: Settings, rolling: bool) -> None:
     """Run one decode worker: stored blocks to streams of tokens."""
     url = _bus_url(settings)
     cores.own(settings.compute.cores)
     from services.decode.main import run
 
-    sys.exit(run(settings, url))
+    sys.exit(run(settings, url, rolling=rolling))
 
 
 @click.command()

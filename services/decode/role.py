@@ -6,6 +6,7 @@ from schemas.beat import ProcessRole
 from schemas.errors import InvalidRequest
 from schemas.handoff import Handoff
 from schemas.subjects import Stage
+from services.bus.beats import BeatTable
 from services.decode.job import DecodeJob
 from services.worker.handoff import read_handoff
 from services.worker.room import Permit
@@ -18,7 +19,7 @@ class DecodeRole:
     stages: tuple[Stage, ...] = (Stage.DECODE,)
     feeds: ProcessRole | None = None
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, beats: BeatTable) -> None:
         # Known tokens that are missing here are run through at most a block a step, so that nobody waits for long.
         block_tokens = runtime.pool.block_tokens
         max_sequences = runtime.settings.scheduler.max_sequences

@@ -60,6 +60,12 @@ def build_id(files: ModelFiles, *arithmetic_ids: bytes) -> str:
     return digest_of([files.fingerprint, files.tokenizer_hash, *arithmetic_ids], "kvrelay-build").hex()[:BUILD_DIGITS]
 
 
+def text_id(files: ModelFiles) -> str:
+    """12 hex digits over what turns a job into token ids and limits: builds that agree on it draft the same."""
+    limits = canonical_json({"context": files.context_tokens, "vocabulary": files.vocab_size})
+    return digest_of([files.tokenizer_hash, limits], "kvrelay-text").hex()[:BUILD_DIGITS]
+
+
 def _default_gguf(cache: ModelCache, say: Progress) -> Path:
     found = smollm2.find(cache.downloads)
     if found is None:

@@ -4,6 +4,7 @@ import asyncio
 import time
 
 from schemas.handoff import FirstToken, Handoff, handed_on, start_event
+from schemas.subjects import Stage
 from services import telemetry
 from services.engine.batch import Batch
 from services.engine.engine import Outcome
@@ -16,6 +17,10 @@ from services.worker.room import Permit
 from services.worker.run import JobRun
 from services.worker.runtime import Runtime
 from services.worker.stream import JobStream
+
+
+class _HandedBack(Exception):
+    """The worker leaves: the job goes on in another one."""
 
 
 class PrefillJob:
@@ -31,9 +36,24 @@ class PrefillJob:
         self._timings = dict(handoff.timings)
         self._is_announced = run.history.start is not None
         self._cached_tokens = run.history.start.cached_tokens if run.history.start else 0
+        self._computed: asyncio.Future[Outcome] | None = None
+        self._is_handing_back = False
 
-    async def perform(self) -> Handoff | None:
-        """The hand-off to publish, or None when the job has ended with its first tokens."""
+    async def perform(self) -> tuple[Handoff, Stage] | None:
+        """The hand-off to publish, and for whom; None when the job has ended with its first tokens."""
+        try:
+            handoff = await self._perform()
+        except _HandedBack:
+            return await self._hand_on(0), Stage.REWORK
+        return None if handoff is None else (handoff, Stage.DECODE)
+
+    def hand_back(self) -> None:
+        """Stops computing: the job goes to another prefill worker of the build, which finds the full blocks."""
+        self._is_handing_back = True
+        if self._computed is not None and not self._computed.done():
+            self._computed.set_exception(_HandedBack())
+
+    async def _perform(self) -> Handoff | None:
         stream = self._stream
         stream.replay([(first.choice, Sampled(first.id, first.logprobs)) for first in self._handoff.first])
         stored_blocks = await self._compute(self._handoff.prompt_token_ids, self._wanted_first())
@@ -80,7 +100,7 @@ class PrefillJob:
                 with telemetry.span("prefill.compute", rows=sequence.num_missing, cached=num_known):
                     joined_s = time.monotonic()
                     self._batch.join(sequence)
-                    outcome = await computed
+                    outcome = await self._outcome(computed, saver)
                     self._timings["prefill_s"] = time.monotonic() - joined_s
                     self._publish_first(choices, outcome)
                     await self._run.settled()
@@ -93,6 +113,17 @@ class PrefillJob:
                 return await saver.stored_blocks(restored.num_stored)
         finally:
             self._batch.leave(sequence)
+
+    async def _outcome(self, computed: asyncio.Future[Outcome], saver: Saver) -> Outcome:
+        """Raises `_HandedBack`, once the blocks that are full are stored."""
+        try:
+            if self._is_handing_back:
+                raise _HandedBack
+            self._computed = computed
+            return await computed
+        except _HandedBack:
+            await saver.stored_blocks(0)
+            raise
 
     def _announce(self, num_cached: int) -> None:
         """Publishes `start`, once a job."""
@@ -134,6 +165,7 @@ class PrefillJob:
         firsts = [
             FirstToken(choice=choice.number, id=choice.token_ids[0], logprobs=choice.first_logprobs)
             for choice in self._stream.choices
+            if choice.token_ids
         ]
         return handed_on(
             self._handoff,

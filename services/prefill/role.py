@@ -9,6 +9,8 @@ from schemas.handoff import Handoff
 from schemas.job import MAX_TIMEOUT_S, Job, parse_job
 from schemas.subjects import Stage, tenant_and_lane
 from services import telemetry
+from services.bus.beats import BeatTable
+from services.prefill.home import Home
 from services.prefill.job import PrefillJob
 from services.prefill.request import draft_handoff, is_repeat
 from services.worker.handoff import read_handoff
@@ -26,11 +28,14 @@ class PrefillRole:
     stages: tuple[Stage, ...] = (Stage.REWORK, Stage.PREFILL)
     feeds: ProcessRole | None = "decode"
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, beats: BeatTable) -> None:
         scheduler = runtime.settings.scheduler
         self.batch = runtime.batch(chunk_tokens=scheduler.chunk_tokens, token_budget=scheduler.token_budget)
         self._scheduler = scheduler
         self._runtime = runtime
+        self._home = Home(beats, runtime.text.slug, runtime.text_id)
+        self._jobs: set[PrefillJob] = set()
+        self._is_handing_back = False
 
     def has_budget(self, num_preparing: int) -> bool:
         chunk = min(self._scheduler.chunk_tokens, self._scheduler.token_budget)
@@ -44,14 +49,27 @@ class PrefillRole:
             handoff = await self._resolve(run)
         if handoff is None:
             return
-        passed_on = await PrefillJob(self._runtime, self.batch, run, permit, handoff).perform()
+        if run.begun_by not in (None, self._runtime.build):
+            await self._home.send(run, handoff)
+            return
+        job = PrefillJob(self._runtime, self.batch, run, permit, handoff)
+        if self._is_handing_back:
+            job.hand_back()
+        self._jobs.add(job)
+        try:
+            passed_on = await job.perform()
+        finally:
+            self._jobs.discard(job)
         if passed_on is None:
             await run.settled()
         else:
-            await run.publish(passed_on, Stage.DECODE)
+            await run.publish(*passed_on)
 
     def hand_back(self) -> None:
-        """Prompts are short work: those under way finish; what does not in time is redelivered elsewhere."""
+        """Prompts that are not done go to another prefill worker of the build."""
+        self._is_handing_back = True
+        for job in self._jobs:
+            job.hand_back()
 
     def _read(self, run: JobRun) -> Job | Handoff:
         """The message, whose deadlines and owner are watched from now on."""

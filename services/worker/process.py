@@ -22,7 +22,7 @@ from services.bus.cancels import CancelListener
 from services.bus.connection import Bus
 from services.bus.delivery import Delivery
 from services.bus.delivery import run as run_delivery
-from services.bus.depth import num_waiting
+from services.bus.depth import num_unsettled, num_waiting
 from services.bus.history import read_all
 from services.bus.jetstream import Refused
 from services.bus.queue import WorkQueue
@@ -30,10 +30,13 @@ from services.bus.streams import Source
 from services.engine.batch import Batch
 from services.worker.address import Address, address_of
 from services.worker.admission import Admission
+from services.worker.drain import Drain
 from services.worker.history import History
+from services.worker.peers import Peers
 from services.worker.room import Permit, Room
 from services.worker.run import JobRun
 from services.worker.runtime import Runtime
+from services.worker.strays import Strays
 
 log = logging.getLogger(__name__)
 
@@ -73,10 +76,12 @@ class WorkerProcess:
         self._bus = bus
         self._beats = beats
         self._role = role
+        self._peers = Peers(beats, process, role.name, role.feeds, (runtime.text.slug, runtime.build))
         self._room = Room(runtime.pool, runtime.settings.scheduler.max_sequences)
         self._admission = Admission()
         self._runs: dict[tuple[str, str], JobRun] = {}
         self._jobs: set[asyncio.Task[None]] = set()
+        self._num_offered = 0  # places that are held for jobs which have not come
         self._changed = asyncio.Event()
         role.batch.after_pass = self._changed.set
 
@@ -90,6 +95,8 @@ class WorkerProcess:
             asyncio.create_task(self._role.batch.run(), name="batch"),
             asyncio.create_task(self._watch_owners(), name="owners"),
             asyncio.create_task(self._watch_queues(), name="queues"),
+            asyncio.create_task(self._watch_takers(), name="takers"),
+            asyncio.create_task(Strays(self._bus, self._beats, self._runtime.text.slug).run(), name="strays"),
             asyncio.create_task(self._take_jobs(queue), name="take jobs"),
         ]
         stopping = asyncio.create_task(stop.wait())
@@ -98,10 +105,10 @@ class WorkerProcess:
             for loop in loops:
                 if loop.done():
                     loop.result()  # a loop only ends by an error, which ends the process
-            loops.pop().cancel()
+            drain = Drain(self._runtime.settings.scheduler.grace_s, self._peers, self._jobs)
             self.state = "draining"
             await beat_now()
-            await self._drain()
+            await drain.run(loops.pop(), self._is_queue_empty, self._role.hand_back)
         finally:
             stopping.cancel()
             for loop in loops:
@@ -116,11 +123,16 @@ class WorkerProcess:
             state=self.state,
             model=self._runtime.text.slug,
             build=self._runtime.build,
-            running=self._room.num_sequences,
+            text=self._runtime.text_id,
+            running=self._num_running,
             capacity=self._room.max_sequences,
             host=socket.gethostname(),
             pid=os.getpid(),
         )
+
+    @property
+    def _num_running(self) -> int:
+        return self._room.num_sequences - self._num_offered
 
     def _sources(self) -> list[Source]:
         """Interactive jobs before batch jobs, and what was begun before what is new."""
@@ -133,22 +145,31 @@ class WorkerProcess:
     async def _take_jobs(self, queue: WorkQueue) -> None:
         while True:
             await self._admission.wait_open()
-            if self._role.feeds is not None:
-                await self._beats.wait_for_worker(self._role.feeds, self._runtime.text.slug, self._runtime.build)
+            await self._peers.wait_for_taker()
             while not self._role.has_budget(sum(run.is_preparing for run in self._runs.values())):
                 self._changed.clear()
                 await self._changed.wait()
             permit = await self._room.enter(1, self._runtime.context_pages)
             delivery = None
+            self._num_offered = 1
             try:
-                delivery = await self._room.unless_wanted(queue.next())
+                if self._peers.take_on():
+                    delivery = await self._room.unless_wanted(queue.next())
             finally:
+                self._num_offered = 0
                 if delivery is None:
                     permit.close()
             if delivery is not None:
                 job = asyncio.create_task(self._job(delivery, permit))
                 self._jobs.add(job)
                 job.add_done_callback(self._jobs.discard)
+
+    async def _watch_takers(self) -> None:
+        """Stops the waiting for a job once nobody would take it on."""
+        while True:
+            await self._peers.wait_for_taker()
+            await self._peers.wait_for_no_taker()
+            self._room.call_off()
 
     async def _job(self, delivery: Delivery, permit: Permit) -> None:
         try:
@@ -191,7 +212,8 @@ class WorkerProcess:
             telemetry.job_ended(tenant=run.tenant, job=run.job, code=code, stage=self._role.name)
 
     async def _work(self, run: JobRun, address: Address, permit: Permit) -> None:
-        if run.history.end is None and not run.is_foreign:
+        is_ours = run.begun_by in (None, self._runtime.build)
+        if run.history.end is None and not run.is_foreign and is_ours:
             await self._admit(run, address, permit)
         await self._role.work(run, permit)
 
@@ -224,7 +246,7 @@ class WorkerProcess:
         depths = dict.fromkeys(self._sources(), 0)
         for source in self._sources():
             telemetry.queue_depth.watch(partial(depths.__getitem__, source), stage=source.stage, lane=source.lane)
-        telemetry.running.watch(lambda: self._room.num_sequences)
+        telemetry.running.watch(lambda: self._num_running)
         telemetry.pages_used.watch(lambda: self._runtime.pool.num_held)
         num_damaged = 0
         while True:
@@ -240,21 +262,7 @@ class WorkerProcess:
         if run is not None:
             run.interrupt(Cancelled("the job was cancelled"))
 
-    async def _drain(self) -> None:
-        grace_s = self._runtime.settings.scheduler.grace_s
-        if not self._has_peer():
-            await self._wait_for_jobs(grace_s)
-        self._role.hand_back()
-        await self._wait_for_jobs(grace_s)
-        for job in self._jobs:
-            job.cancel()
-        log.info("drained, %d jobs left to other workers", len(self._jobs))
-
-    def _has_peer(self) -> bool:
-        """Whether another worker takes what this one hands back."""
-        beats = self._beats.alive(self._role.name, self._runtime.text.slug, self._runtime.build)
-        return any(beat.process != self.process and beat.state == "ok" for beat in beats)
-
-    async def _wait_for_jobs(self, timeout_s: float) -> None:
-        if self._jobs:
-            await asyncio.wait(self._jobs, timeout=timeout_s)
+    async def _is_queue_empty(self) -> bool:
+        with contextlib.suppress(BusUnavailable, Refused):
+            return sum([await num_unsettled(self._bus, source) for source in self._sources()]) == 0
+        return False

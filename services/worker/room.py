@@ -64,6 +64,10 @@ class Room:
         finally:
             self._on_wanted = None
 
+    def call_off(self) -> None:
+        """Ends the work under way in `unless_wanted`, as if somebody waited for room."""
+        self._ask_for_room()
+
     def _ask_for_room(self) -> None:
         on_wanted, self._on_wanted = self._on_wanted, None
         if on_wanted is not None:

@@ -58,6 +58,11 @@ class JobRun:
         """True if the reply subject belongs to another queue message, which has the same id."""
         return self._belongs_elsewhere(self.history)
 
+    @property
+    def begun_by(self) -> str | None:
+        """The build that began the job: its tokens, so the job ends there."""
+        return self.history.start.build if self.history.start is not None else None
+
     def put(self, *events: Event) -> None:
         """Publishes on the job's reply subject, unless the claim has lapsed."""
         if self.delivery.held:

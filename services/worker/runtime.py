@@ -2,13 +2,16 @@
 
 import logging
 import os
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import torch
 
+from kernels.arithmetic import Arithmetic
 from services.engine.arithmetic import choose_arithmetic
 from services.engine.batch import Batch
 from services.engine.blocks import Blocks
@@ -19,7 +22,7 @@ from services.engine.model_config import ModelConfig
 from services.engine.pages import PagePool
 from services.engine.storage import identity_of, open_store
 from services.models.files import ModelFiles
-from services.models.registry import build_id, resolve
+from services.models.registry import build_id, resolve, text_id
 from services.settings import Settings
 from services.text.model import TextModel, load_text
 
@@ -28,11 +31,33 @@ log = logging.getLogger(__name__)
 MAX_MEMORY_SHARE = 0.2  # of the machine, for one worker's KV pages, where the settings do not say
 IO_THREADS = 4
 IDLE_CONTEXTS = 2  # whole contexts of released blocks that may stay resident
+CLOSE_WAIT_S = 1.0  # for calls of the store: a write takes some 10 ms, one that hangs is left behind
 
 
 def set_threads(settings: Settings) -> None:
     """One compute thread for each core that this process owns, unless the settings say otherwise."""
     torch.set_num_threads(settings.compute.threads or len(os.sched_getaffinity(0)))
+
+
+class Prepared(NamedTuple):
+    """A model that was found and understood, but not loaded: enough to say what a worker of it will be."""
+
+    files: ModelFiles
+    arithmetic: Arithmetic
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Prepared":
+        """The first time this downloads and converts. Raises `SetupError`."""
+        files = resolve(settings.compute.model, Path(settings.kv.data_dir), log.info)
+        return cls(files, choose_arithmetic(ModelConfig.from_hf(files.config), settings.compute.dtype))
+
+    @property
+    def build(self) -> str:
+        return build_id(self.files, self.arithmetic.id)
+
+    @property
+    def text_id(self) -> str:
+        return text_id(self.files)
 
 
 class Runtime:
@@ -42,6 +67,7 @@ class Runtime:
         self.settings = settings
         self.text = text
         self.build = build_id(files, model.arithmetic.id)
+        self.text_id = text_id(files)
         self.pool = _make_pool(model, settings)
         self.engine = Engine(model, self.pool)
         identity = identity_of(files, model, settings.kv.block_tokens)
@@ -58,11 +84,11 @@ class Runtime:
         )
 
     @classmethod
-    def load(cls, settings: Settings) -> "Runtime":
+    def load(cls, settings: Settings, prepared: Prepared) -> "Runtime":
         """Loads and checks the model; seconds. Raises `SetupError`."""
         started_s = time.monotonic()
-        files = resolve(settings.compute.model, Path(settings.kv.data_dir), log.info)
-        model = Model(files, choose_arithmetic(ModelConfig.from_hf(files.config), settings.compute.dtype))
+        files = prepared.files
+        model = Model(files, prepared.arithmetic)
         self_check(model, files)
         runtime = cls(settings, files, load_text(files), model)
         log.info(
@@ -87,8 +113,15 @@ class Runtime:
         return Batch(self.engine, chunk_tokens=chunk_tokens, token_budget=token_budget)
 
     def close(self) -> None:
+        """Waits for the pass under way, and shortly for calls of the store. One that hangs keeps its thread, and the
+        interpreter from ending: see `services.worker.grace`."""
         self.engine.close()
-        self._io.shutdown(wait=True)
+        ending = threading.Thread(target=self._io.shutdown, kwargs={"cancel_futures": True}, daemon=True)
+        ending.start()
+        ending.join(CLOSE_WAIT_S)
+        if ending.is_alive():
+            log.warning("the store hangs: left without it")
+            return
         for tier in self.store.tiers:
             tier.close()
 

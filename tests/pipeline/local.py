@@ -115,14 +115,16 @@ async def run_pipeline(
 
 
 @contextlib.asynccontextmanager
-async def run_worker(url: str, runtime: Runtime, make_role: Callable[[Runtime], Role]) -> AsyncIterator[LocalWorker]:
+async def run_worker(
+    url: str, runtime: Runtime, make_role: Callable[[Runtime, BeatTable], Role]
+) -> AsyncIterator[LocalWorker]:
     """Serves until the block ends; closes `runtime`. What the worker fails with is raised at the end."""
     stop = asyncio.Event()
-    role = make_role(runtime)
-    name = f"{role.name}-{id(runtime)}"
-    async with await Bus.connect(url, name, runtime.settings.bus) as bus:
+    async with await Bus.connect(url, "worker", runtime.settings.bus) as bus:
         beats = BeatTable(bus)
         await beats.start()
+        role = make_role(runtime, beats)
+        name = f"{role.name}-{id(runtime)}"
         process = WorkerProcess(name, runtime, bus, beats, role)
         publisher = BeatPublisher(bus, process.beat)
         await publisher.start()

@@ -82,6 +82,7 @@ class Worker:
             settings=SETTINGS,
             text=SimpleNamespace(slug=model),
             build=BUILD,
+            text_id="text",
             pool=self.pool,
             context_pages=1,
             store=SimpleNamespace(counters=SimpleNamespace(damaged=0)),
