@@ -54,6 +54,7 @@ class FakeRole:
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self.works: dict[str, Work] = {}
+        self.handed_back = asyncio.Event()
 
     def has_budget(self, num_preparing: int) -> bool:
         return True
@@ -67,19 +68,21 @@ class FakeRole:
             await run.settled()
 
     def hand_back(self) -> None:
-        return None
+        self.handed_back.set()
 
 
 class Worker:
     """A running worker process, and how a client of it publishes."""
 
-    def __init__(self, bus: Bus, model: str) -> None:
+    def __init__(self, bus: Bus, model: str, settings: Settings = SETTINGS, feeds: ProcessRole | None = None) -> None:
         self.bus = bus
         self.model = model
         self.pool = make_pool(MAX_SEQUENCES)
         self.role = FakeRole(Batch(StubEngine(self.pool), chunk_tokens=16, token_budget=16))  # type: ignore[arg-type]
+        self.role.feeds = feeds
+        self.beats = BeatTable(bus)
         runtime: Any = SimpleNamespace(
-            settings=SETTINGS,
+            settings=settings,
             text=SimpleNamespace(slug=model),
             build=BUILD,
             text_id="text",
@@ -87,7 +90,7 @@ class Worker:
             context_pages=1,
             store=SimpleNamespace(counters=SimpleNamespace(damaged=0)),
         )
-        self.process = WorkerProcess("worker", runtime, bus, BeatTable(bus), self.role)
+        self.process = WorkerProcess("worker", runtime, bus, self.beats, self.role)
 
     async def submit(self, job: str, work: Work | None = None) -> str:
         """Publishes a job that runs `work`; its origin."""
