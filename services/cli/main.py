@@ -16,6 +16,9 @@ _COMMANDS = {
     "prefill": "services.cli.roles:prefill",
     "decode": "services.cli.roles:decode",
     "gateway": "services.cli.roles:gateway",
+    "workers": "services.cli.workers:workers",
+    "drain": "services.cli.drain:drain",
+    "restart": "services.cli.restart:restart",
     "generate": "services.cli.generate:generate",
     "chat": "services.cli.chat:chat",
     "model": "services.cli.model:model",
@@ -33,6 +36,9 @@ Examples:
   kvrelay generate --raw --json --max-tokens 20 "Here is the English alphabet: ABC"
   kvrelay chat
   kvrelay prefill --nats nats://queue:4222   one worker for a NATS that runs elsewhere
+  kvrelay workers                            who works, and on what
+  kvrelay drain decode-4711-1f2e3d4c         let a worker leave; its jobs go on elsewhere
+  kvrelay restart                            replace all workers, without a gap
   kvrelay config show                        every setting, and where it comes from
   kvrelay doctor                             what is missing here, and how to get it
 """

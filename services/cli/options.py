@@ -10,6 +10,8 @@ from services import config
 
 Command = Callable[..., Any]
 
+_RELOADER = "kvrelay.reloader"
+
 _OPTIONS: dict[str, tuple[str, str, Any]] = {
     "kv.data_dir": ("--data", "FOLDER", click.Path(file_okay=False)),
     "compute.model": ("--model", "NAME", str),
@@ -34,7 +36,9 @@ def with_settings(*names: str) -> Callable[[Command], Command]:
         def run(config_file: str | None, assigned: tuple[str, ...], **arguments: Any) -> Any:
             overrides = dict(map(_assignment, assigned))
             overrides |= {name: value for name in names if (value := arguments.pop(_variable(name))) is not None}
-            return command(settings=config.load(config_file, overrides=overrides), **arguments)
+            read = functools.partial(config.load, config_file, overrides=overrides)
+            click.get_current_context().meta[_RELOADER] = read
+            return command(settings=read(), **arguments)
 
         for name in reversed(names):
             flag, metavar, kind = _OPTIONS[name]
@@ -47,6 +51,12 @@ def with_settings(*names: str) -> Callable[[Command], Command]:
         return click.option("--config", "config_file", metavar="FILE", help="TOML file  [default kvrelay.toml]")(run)
 
     return decorate
+
+
+def reloader() -> Callable[[], config.Settings]:
+    """Reads the settings of the command that runs once more, from the same sources."""
+    read: Callable[[], config.Settings] = click.get_current_context().meta[_RELOADER]
+    return read
 
 
 def _variable(name: str) -> str:

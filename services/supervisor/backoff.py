@@ -11,7 +11,8 @@ SETUP_EXIT_CODE = 2  # of our own command: wrong settings do not heal
 class Backoff:
     """Counts the deaths of one process in a row, until it lives for `STABLE_S`.
 
-    Exits of its own count towards `MAX_FAILED_STARTS`; being killed, by a person or for memory, is borne longer.
+    Exits of its own count towards `MAX_FAILED_STARTS`; being killed, by a person or for memory, is borne longer. Exit
+    code 0 is no trouble: it was told to go (`kvrelay drain`), and the next one is wanted at once.
     """
 
     def __init__(self) -> None:
@@ -22,7 +23,9 @@ class Backoff:
         """Seconds to wait before the next start, or None: give up. `exit_code` is negative for a signal."""
         if lived_s >= STABLE_S:
             self.failed = self.killed = 0
-        elif exit_code == SETUP_EXIT_CODE:
+        if exit_code == 0:
+            return FIRST_DELAY_S
+        if exit_code == SETUP_EXIT_CODE and lived_s < STABLE_S:
             return None
         if exit_code < 0:
             self.killed += 1

@@ -61,6 +61,10 @@ class Child:
         running = self._process is not None and self._process.returncode is None
         return self._process.pid if self._process and running else None
 
+    @property
+    def has_exited(self) -> bool:
+        return self._process is not None and self._process.returncode is not None
+
     async def keep(self) -> None:
         """Runs until `stop`; starts again what dies. Raises `SetupError` once it is pointless."""
         backoff = Backoff()
@@ -68,6 +72,8 @@ class Child:
         while not self._stopping.is_set():
             self._process = await spawn(self.program)
             started_s = clock()
+            if self._stopping.is_set():  # `stop` came while it was being started
+                self._process.terminate()
             self._on_start()
             code = await self._process.wait()
             if self._stopping.is_set():

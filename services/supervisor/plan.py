@@ -1,14 +1,17 @@
 """Which programs make up a pipeline, with which settings and on which cores."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from services.config import Settings, to_env
+from schemas.errors import SetupError
+from services.config import KEYS, Settings, to_env, value_of
 from services.supervisor import cores
 from services.supervisor.child import Program
 
+METRICS_PORT = KEYS["api.metrics_port"]
 _KVRELAY = [sys.executable, "-P", "-m", "services.cli.main"]
 
 
@@ -17,18 +20,42 @@ def model_program(settings: Settings) -> Program:
     return Program("model", [*_KVRELAY, "model", "fetch", settings.compute.model], to_env(settings))
 
 
-def pipeline_programs(settings: Settings, num_prefill: int, num_decode: int) -> list[Program]:
+def pipeline_programs(settings: Settings, num_prefill: int, num_decode: int, *, rolling: bool = False) -> list[Program]:
     """The workers and the gateway. `settings` has the bus URL and the HTTP port that are really used."""
-    shared = cores.parse(settings.compute.cores) or cores.usable()
-    shares = cores.share(shared, num_prefill + num_decode)
-    workers = [("prefill", number) for number in range(num_prefill)] + [
-        ("decode", number) for number in range(num_decode)
-    ]
-    programs = [
-        _program(f"{role}-{number}", role, _changed(_with_metrics(settings, index + 1), "compute", cores=share))
-        for index, ((role, number), share) in enumerate(zip(workers, shares, strict=True))
-    ]
-    return [*programs, _program("gateway", "gateway", settings)]
+    workers = worker_programs(settings, num_prefill, num_decode, rolling=rolling)
+    return [*workers, _program("gateway", ["gateway"], settings)]
+
+
+def worker_programs(
+    settings: Settings, num_prefill: int, num_decode: int, *, rolling: bool = False, beside: Sequence[Program] = ()
+) -> list[Program]:
+    """The workers; `beside` are those that they run beside until these go. `rolling`: they may be of another build."""
+    num_workers = num_prefill + num_decode
+    shares = cores.share(cores.parse(settings.compute.cores) or cores.usable(), num_workers)
+    taken = {program.env[METRICS_PORT.env] for program in beside}
+    programs = []
+    for index, share in enumerate(shares):
+        role, number = ("prefill", index) if index < num_prefill else ("decode", index - num_prefill)
+        port = settings.api.metrics_port
+        if port > 0:  # the gateway has this one; a worker that replaces one has another port than that
+            ports = port + 1 + index, port + 1 + index + num_workers
+            port = ports[str(ports[0]) in taken]
+        own = _changed(_changed(settings, "api", metrics_port=port), "compute", cores=share)
+        programs.append(_program(f"{role}-{number}", [role, *["--rolling"] * rolling], own))
+    return programs
+
+
+def reloaded(old: Settings, new: Settings) -> Settings:
+    """`new`, if workers that run on it may replace those of `old`. Raises `SetupError` naming what may not change."""
+    fixed = ("api.", "bus.", "kv.data_dir", "compute.model")
+    changed = [
+        name for name in KEYS if name.startswith(fixed) and value_of(old, name) != value_of(new, name)
+    ]  # fmt: skip
+    if changed:
+        raise SetupError(
+            f"{', '.join(changed)} changed, which concerns more than the workers: stop `kvrelay up` and start it again"
+        )
+    return new
 
 
 def crowded(settings: Settings, num_workers: int) -> bool:
@@ -46,14 +73,8 @@ def without_metrics(settings: Settings) -> Settings:
     return _changed(settings, "api", metrics_port=-1)
 
 
-def _program(name: str, command: str, settings: Settings) -> Program:
-    return Program(name, [*_KVRELAY, command], to_env(settings))
-
-
-def _with_metrics(settings: Settings, index: int) -> Settings:
-    """The gateway serves metrics on the port that was asked for, workers on the ones after it."""
-    port = settings.api.metrics_port
-    return _changed(settings, "api", metrics_port=port + index) if port > 0 else settings
+def _program(name: str, command: list[str], settings: Settings) -> Program:
+    return Program(name, [*_KVRELAY, *command], to_env(settings))
 
 
 def _changed(settings: Settings, group: Literal["compute", "api", "bus"], **values: Any) -> Settings:

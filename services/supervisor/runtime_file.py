@@ -3,12 +3,24 @@
 import contextlib
 import fcntl
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from schemas.errors import SetupError
+
+_ROLLING = "rolling"  # a file beside it, while a change of build is asked for
+
+
+class Rollout(msgspec.Struct, frozen=True, kw_only=True):
+    """The last rolling restart, the `number`-th since the start. `error`: why it was given up."""
+
+    number: int = 0
+    is_running: bool = False
+    step: str = ""
+    error: str = ""
 
 
 class RuntimeFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +30,7 @@ class RuntimeFile(msgspec.Struct, frozen=True, kw_only=True):
     http: str
     nats: str
     pids: dict[str, int]
+    rollout: Rollout = Rollout()
 
 
 def _path(data_dir: str | Path) -> Path:
@@ -41,6 +54,24 @@ def read(data_dir: str | Path) -> RuntimeFile | None:
     except PermissionError:  # it runs, as somebody else
         pass
     return found
+
+
+def ask_for_rollout(data_dir: str | Path, running: RuntimeFile, *, rolling: bool) -> None:
+    """Tells the supervisor to replace its workers; `rolling`: also by another build."""
+    request = Path(data_dir) / _ROLLING
+    if rolling:
+        request.touch()
+    else:
+        request.unlink(missing_ok=True)
+    os.kill(running.pid, signal.SIGHUP)
+
+
+def may_change_build(data_dir: str | Path) -> bool:
+    """Whether the rollout that was asked for may; asked once a request."""
+    request = Path(data_dir) / _ROLLING
+    asked = request.exists()
+    request.unlink(missing_ok=True)
+    return asked
 
 
 def remove(data_dir: str | Path) -> None:

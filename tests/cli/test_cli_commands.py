@@ -24,7 +24,8 @@ def kvrelay(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProce
     )
 
 
-COMMANDS = ["up", "prefill", "decode", "gateway", "generate", "chat", "model", "config", "doctor", "bench", "demo"]
+COMMANDS = ["up", "prefill", "decode", "gateway", "workers", "drain", "restart"]
+COMMANDS += ["generate", "chat", "model", "config", "doctor", "bench", "demo"]
 
 
 def test_help_lists_every_command_with_examples(tmp_path: Path) -> None:
@@ -53,6 +54,11 @@ def test_every_command_has_help(command: str, tmp_path: Path) -> None:
         (["chat", "--n", "2"], "one answer a turn"),
         (["generate", "hi"], "no pipeline runs on"),
         (["prefill"], "bus.url is empty"),
+        (["workers"], "no pipeline runs on"),
+        (["drain"], "name the workers to drain"),
+        (["drain", "--all", "decode-1"], "name the workers to drain"),
+        (["drain", "--all", "--nats", "nats://127.0.0.1:1"], "no NATS server answers"),
+        (["restart"], "no pipeline runs on"),
         (["config", "check", "--set", "api.prot=1"], "unknown key api.prot"),
         (["config", "check", "--set", "api.port"], "GROUP.KEY=VALUE"),
         (["config", "check", "--config", "none.toml"], "none.toml does not exist"),
