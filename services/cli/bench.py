@@ -22,7 +22,7 @@ def bench() -> None:
 @click.option("--steps", type=click.IntRange(1), default=64, show_default=True, help="Decode steps measured.")
 def engine(settings: Settings, batches: str, ctx: int, steps: int) -> None:
     """The bare engine, without queue and store: prefill and decode tokens/s, one JSON line a batch size."""
-    sizes = _sizes(batches)
+    sizes = _sizes(batches, "--batch")
     cores.own(settings.compute.cores)
     from services.bench.engine import run
 
@@ -49,11 +49,25 @@ def pipeline(settings: Settings, prompt: int, tokens: int, rounds: int) -> None:
             click.echo(json.dumps(line))
 
 
-def _sizes(text: str) -> list[int]:
+@bench.command()
+@with_settings()
+@click.option("--queued", default="100,100000,500000", show_default=True, help="Depths; the first is compared with.")
+@click.option("--jobs", type=click.IntRange(1), default=500, show_default=True, help="Jobs a round.")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Rounds measured.")
+def queue(settings: Settings, queued: str, jobs: int, rounds: int) -> None:
+    """Publishing and pulling behind so many waiting jobs, beside a queue with few, on brokers of its own."""
+    depths = _sizes(queued, "--queued")
+    from services.bench.queue import run
+
+    for line in run(settings, depths, jobs, rounds):
+        click.echo(json.dumps(line))
+
+
+def _sizes(text: str, option: str) -> list[int]:
     try:
         sizes = [int(part) for part in text.split(",")]
     except ValueError:
         sizes = []
     if not sizes or min(sizes) < 1:
-        raise SetupError(f"--batch {text!r} is not a list of sizes like 1,4,8")
+        raise SetupError(f"{option} {text!r} is not a list of sizes like 1,4,8")
     return sizes
