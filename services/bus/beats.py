@@ -13,7 +13,7 @@ from schemas.beat import BEAT_INTERVAL_S, SILENT_AFTER_S, Beat, ProcessRole, bea
 from schemas.errors import BusUnavailable, InvalidRequest
 from schemas.subjects import ALL_BEATS, beat_subject
 from schemas.wire import encode, translate
-from services.bus.clock import elapsed_s
+from services.bus.clock import elapsed_s, until_next_s
 from services.bus.connection import Bus
 
 log = logging.getLogger("kvrelay.bus")
@@ -52,7 +52,7 @@ class BeatPublisher:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(BEAT_INTERVAL_S)
+            await asyncio.sleep(until_next_s(BEAT_INTERVAL_S))
             await self.beat()
 
 
@@ -161,7 +161,7 @@ class BeatTable:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(BEAT_INTERVAL_S)
+            await asyncio.sleep(until_next_s(BEAT_INTERVAL_S))
             passed_s = elapsed_s() - self._ticked_s
             self._deaf_s += max(0.0, passed_s - MAX_TICK_S) if self._bus.connected else passed_s
             self._ticked_s += passed_s

@@ -12,6 +12,16 @@ def elapsed_s() -> float:
     return time.clock_gettime(_CLOCK)
 
 
+def until_next_s(period_s: float) -> float:
+    """How long to sleep until the clock reaches a multiple of `period_s`, and never just a moment.
+
+    Timers that sleep like this wake together, those of other processes on the host too: an idle pipeline's machine is
+    woken once a period instead of once a timer, and what was sent at the same moment is read in one go.
+    """
+    left_s = period_s - elapsed_s() % period_s
+    return left_s if left_s > period_s / 10 else left_s + period_s
+
+
 def parse_timestamp(text: str) -> float:
     """Unix seconds of the broker's RFC 3339 timestamps (nanoseconds are cut to microseconds)."""
     return datetime.fromisoformat(text).timestamp()

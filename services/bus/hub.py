@@ -56,6 +56,7 @@ class ReplyHub:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._writers: set[Writer] = set()
+        self._added = asyncio.Event()
         self._retired: dict[Writer, asyncio.TimerHandle] = {}
         self._ready: deque[Writer] = deque()
         self._wake = asyncio.Event()
@@ -70,6 +71,7 @@ class ReplyHub:
 
     def add(self, writer: Writer) -> None:
         self._writers.add(writer)
+        self._added.set()
 
     def ready(self, writer: Writer) -> None:
         self._ready.append(writer)
@@ -155,6 +157,9 @@ class ReplyHub:
     async def _sweep(self) -> None:
         """Looks for acks that did not come."""
         while True:
+            if not self._writers:
+                self._added.clear()
+                await self._added.wait()
             await asyncio.sleep(ACK_TIMEOUT_S / 2)
             now = elapsed_s()
             if self._bus.connected:

@@ -77,10 +77,9 @@ class NatsServer:
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    @property
-    def exit_code(self) -> int | None:
-        """Of the last process that ended by itself, negative for a signal; None while it runs or was never started."""
-        return self._process.poll() if self._process is not None else None
+    def wait(self) -> int | None:
+        """Blocks until the process has ended; its exit code, negative for a signal. None, at once, if there is none."""
+        return self._process.wait() if self._process is not None else None
 
     def start(self) -> "NatsServer":
         """Returns once the server has answered a client with JetStream on. Raises `SetupError`."""

@@ -40,6 +40,7 @@ class Exchange:
         self.owner = owner
         self._grace_s = resume_grace_s
         self.jobs: dict[str, OpenJob] = {}
+        self.job_opened = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
@@ -73,6 +74,7 @@ class Exchange:
             raise Internal("the id made for this request was in use: send it again")
         found = OpenJob.of(job, number, inbox, asyncio.get_running_loop().time())
         self.jobs[found.id] = found
+        self.job_opened.set()
         try:
             await self._submit(job, {**trace, MSG_ID_HEADER: job_msg_id(self._tenant, found.id)})
         except KvrelayError as error:

@@ -22,6 +22,9 @@ class Reaper:
         while True:
             await asyncio.sleep(INTERVAL_S)
             self.reap(asyncio.get_running_loop().time())
+            if not self._exchange.jobs:
+                self._exchange.job_opened.clear()
+                await self._exchange.job_opened.wait()
 
     def reap(self, now_s: float) -> None:
         """One look at all open jobs; `now_s` is the event loop's clock."""

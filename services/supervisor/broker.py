@@ -12,7 +12,6 @@ from services.supervisor.backoff import Backoff
 from services.supervisor.child import tethered
 
 _log = logging.getLogger("kvrelay.supervisor")
-_LOOK_EVERY_S = 0.1
 
 
 class Broker:
@@ -47,10 +46,10 @@ class Broker:
         backoff = Backoff()
         clock = asyncio.get_running_loop().time
         started_s = clock()
-        while not await self._stopped_within(_LOOK_EVERY_S):
-            if self._server.alive():
-                continue
-            exit_code = self._server.exit_code
+        while True:
+            exit_code = await asyncio.to_thread(self._server.wait)
+            if self._stopping.is_set():
+                return
             delay_s = backoff.died(1 if exit_code is None else exit_code, clock() - started_s)
             if delay_s is None:
                 raise SetupError(f"nats-server cannot be kept running; see {self._server.log_path}")
@@ -58,7 +57,7 @@ class Broker:
             if await self._stopped_within(delay_s):
                 return
             started_s = clock()
-            with contextlib.suppress(SetupError):  # counted as a death when it is looked at next
+            with contextlib.suppress(SetupError):  # counted as a death when it is waited for next
                 self.start()
 
     async def stop(self, grace_s: float) -> None:

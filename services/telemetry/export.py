@@ -115,18 +115,20 @@ def _serve_prometheus(active: _Active, api: config.Api) -> "MetricReader":
     import prometheus_client
     from opentelemetry.exporter.prometheus import PrometheusMetricReader
 
+    from services.telemetry.metrics_server import MetricsServer
+
     registry = prometheus_client.CollectorRegistry()
     prometheus_client.ProcessCollector(registry=registry)
     try:
-        server, thread = prometheus_client.start_http_server(api.metrics_port, api.metrics_host, registry)
+        server = MetricsServer(api.metrics_host, api.metrics_port, registry)
     except OSError as error:
         raise SetupError(
             f"api.metrics_port = {api.metrics_port} on {api.metrics_host} cannot be used: {error}; "
             "choose another, 0 for any free one, or -1 for none",
             param="api.metrics_port",
         ) from error
-    active.closers += [thread.join, server.server_close, server.shutdown]
-    active.endpoint = f"http://{api.metrics_host}:{server.server_port}/metrics"
+    active.closers.append(server.close)
+    active.endpoint = f"http://{api.metrics_host}:{server.port}/metrics"
     active.scrape = lambda: prometheus_client.generate_latest(registry)
     return PrometheusMetricReader(registry=registry, scope_info_enabled=False)
 

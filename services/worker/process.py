@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 MAX_LONE_RUNS = 3
 OWNER_CHECK_S = 1.0
-QUEUE_CHECK_S = 5.0
+QUEUE_CHECK_S = 15.0  # as often as metrics are usually scraped
 
 
 class Role(Protocol):
@@ -80,6 +80,7 @@ class WorkerProcess:
         self._room = Room(runtime.pool, runtime.settings.scheduler.max_sequences)
         self._admission = Admission()
         self._runs: dict[tuple[str, str], JobRun] = {}
+        self._run_began = asyncio.Event()
         self._jobs: set[asyncio.Task[None]] = set()
         self._num_offered = 0  # places that are held for jobs which have not come
         self._changed = asyncio.Event()
@@ -189,6 +190,7 @@ class WorkerProcess:
             history = History.of(await read_all(self._bus, address.tenant, address.job))
             run = JobRun(self._bus, address, delivery, history)
             self._runs[address.tenant, address.job] = run
+            self._run_began.set()
             try:
                 await self._perform(run, address, permit)
             finally:
@@ -236,6 +238,9 @@ class WorkerProcess:
     async def _watch_owners(self) -> None:
         """Ends the jobs of gateways that died."""
         while True:
+            if not self._runs:
+                self._run_began.clear()
+                await self._run_began.wait()
             await asyncio.sleep(OWNER_CHECK_S)
             for run in list(self._runs.values()):
                 if run.owner is not None and self._beats.owner_silent(run.owner, OWNER_SILENT_AFTER_S):
