@@ -32,10 +32,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="accepted"):
-    """First event of a job that came through the gateway; `job` is its id."""
+    """First event of a job that came through the gateway; `job` is its id, `model` the slug of its queue."""
 
     v: int = WIRE_VERSION
     job: str
+    model: str | None = None
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="start"):

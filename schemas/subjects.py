@@ -3,18 +3,21 @@
 import enum
 import hashlib
 import re
+from typing import NamedTuple
 
 from schemas.errors import InvalidRequest
 
 DEFAULT_TENANT = "default"
 
 CLAIM_HEADER = "Kvrelay-Claim"
+WORKER_HEADER = "Kvrelay-Worker"
 MSG_ID_HEADER = "Nats-Msg-Id"
 EXPECTED_LAST_SUBJECT_SEQUENCE_HEADER = "Nats-Expected-Last-Subject-Sequence"
 
 REPLIES_STREAM = "KVRELAY_REPLIES"
 RESULTS_STREAM = "KVRELAY_RESULTS"
 DEAD_STREAM = "KVRELAY_DEAD"
+PREFILL_SUBJECTS = "kvrelay.prefill.*.*.*"
 REPLIES_SUBJECTS = "kvrelay.replies.*.*"
 RESULTS_SUBJECTS = "kvrelay.results.*.*.*"
 DEAD_SUBJECTS = "kvrelay.dead.*.*"
@@ -107,6 +110,11 @@ def stream_name(stage: Stage, model: str) -> str:
     return f"KVRELAY_{stage.upper()}_{model}"
 
 
+def model_of_stream(name: str) -> str:
+    """The inverse of `stream_name`."""
+    return name.split("_", 2)[2]
+
+
 def stream_subjects(stage: Stage, model: str) -> list[str]:
     """A stream lists its lanes, so that a publish to an unknown lane or model has no responder."""
     if stage is Stage.PREFILL:
@@ -140,9 +148,31 @@ def claim(stage: Stage, hop: int, delivery: int) -> str:
     return f"{stage}.{hop}.{delivery}"
 
 
+class Claim(NamedTuple):
+    """Which delivery wrote an event: the queue, the hop of its message, and the count of its deliveries."""
+
+    stage: Stage
+    hop: int
+    delivery: int
+
+
+def parse_claim(value: str) -> Claim | None:
+    """The inverse of `claim`; None for what no worker wrote."""
+    match value.split("."):
+        case [stage, hop, delivery] if stage in list(Stage) and hop.isdecimal() and delivery.isdecimal():
+            return Claim(Stage(stage), int(hop), int(delivery))
+    return None
+
+
 def derived_job_id(queue_sequence: int, stream_created_ms: int) -> str:
     """Id of a job that was published without one; the publisher can derive it from its ack and the stream's info."""
     return f"{queue_sequence}-{stream_created_ms}"
+
+
+def parse_origin(origin: str) -> tuple[int, int] | None:
+    """(queue sequence, creation of its stream in ms) of what `derived_job_id` made; None for anything else."""
+    sequence, _, created_ms = origin.partition("-")
+    return (int(sequence), int(created_ms)) if sequence.isdecimal() and created_ms.isdecimal() else None
 
 
 def derived_seed(tenant: str, job: str) -> int:

@@ -46,9 +46,11 @@ async def append(
         raise
 
 
-async def open_job(bus: Bus, tenant: str, job: str, trace: Mapping[str, str] | None = None) -> int | None:
+async def open_job(
+    bus: Bus, tenant: str, job: str, model: str | None = None, trace: Mapping[str, str] | None = None
+) -> int | None:
     """Writes the gateway's `accepted` as the first event. None if the job has events already: the id was used."""
-    return await append(bus, tenant, job, [Accepted(job=job)], last=0, trace=trace)
+    return await append(bus, tenant, job, [Accepted(job=job, model=model)], last=0, trace=trace)
 
 
 async def end_job(

@@ -15,7 +15,7 @@ from nats.aio.msg import Msg
 
 from schemas.errors import BusUnavailable, Internal, InvalidRequest
 from schemas.events import Event, decode_events, is_end
-from schemas.subjects import CLAIM_HEADER, REPLIES_STREAM, reply_subject
+from schemas.subjects import CLAIM_HEADER, REPLIES_STREAM, WORKER_HEADER, reply_subject
 from services.bus.clock import elapsed_s, parse_timestamp
 from services.bus.connection import Bus, NoResponder
 from services.bus.facts import StreamFacts
@@ -35,12 +35,13 @@ PENDING_HEADER = "Nats-Num-Pending"
 
 @dataclass(frozen=True)
 class StoredEvents:
-    """One message of a reply subject. `claim` is "" for what the gateway or a canceller wrote."""
+    """One message of a reply subject. `claim` and `worker` are "" for what the gateway or a canceller wrote."""
 
     sequence: int
     claim: str
     payload: bytes
     stored_at: float  # unix seconds by the broker
+    worker: str = ""
 
     @cached_property
     def events(self) -> list[Event]:
@@ -140,13 +141,14 @@ async def _last_by_leader(bus: Bus, subject: str) -> StoredEvents | None:
             return None
         raise
     message = answer["message"]
-    headers = base64.b64decode(message.get("hdrs", "")).decode("utf-8", "replace")
-    claims = [line.partition(":")[2].strip() for line in headers.split("\r\n") if line.startswith(CLAIM_HEADER + ":")]
+    lines = base64.b64decode(message.get("hdrs", "")).decode("utf-8", "replace").split("\r\n")
+    headers = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
     return StoredEvents(
         sequence=message["seq"],
-        claim=claims[0] if claims else "",
+        claim=headers.get(CLAIM_HEADER, ""),
         payload=base64.b64decode(message.get("data", "")),
         stored_at=parse_timestamp(message["time"]),
+        worker=headers.get(WORKER_HEADER, ""),
     )
 
 
@@ -157,4 +159,5 @@ def _stored(message: Msg) -> StoredEvents:
         claim=headers.get(CLAIM_HEADER, ""),
         payload=message.data,
         stored_at=parse_timestamp(headers[TIME_HEADER]),
+        worker=headers.get(WORKER_HEADER, ""),
     )

@@ -13,7 +13,12 @@ from nats.aio.msg import Msg
 
 from schemas.errors import ClaimLost, Internal
 from schemas.events import Event
-from schemas.subjects import CLAIM_HEADER, EXPECTED_LAST_SUBJECT_SEQUENCE_HEADER, reply_subject
+from schemas.subjects import (
+    CLAIM_HEADER,
+    EXPECTED_LAST_SUBJECT_SEQUENCE_HEADER,
+    WORKER_HEADER,
+    reply_subject,
+)
 from services.bus.backlog import Backlog, ChainMessage
 from services.bus.clock import elapsed_s
 from services.bus.connection import Bus
@@ -58,7 +63,12 @@ class ReplyWriter:
         self._hub = bus.part(ReplyHub)
         self._subject = reply_subject(tenant, job)
         self._claim = claim
-        self._headers = {CLAIM_HEADER: claim, EXPECTED_LAST_SUBJECT_SEQUENCE_HEADER: "0", **(trace or {})}
+        self._headers = {
+            CLAIM_HEADER: claim,
+            WORKER_HEADER: bus.name,
+            EXPECTED_LAST_SUBJECT_SEQUENCE_HEADER: "0",
+            **(trace or {}),
+        }
         self._on_lost = on_lost
         self._held = held
         self._waiting = Backlog(bus.max_payload - header_bytes(self._headers) - SEQUENCE_DIGITS)

@@ -70,7 +70,7 @@ class Exchange:
     async def _open(self, job: Job, number: int, inbox: Inbox) -> OpenJob:
         assert job.id is not None
         trace = telemetry.inject()
-        if await open_job(self._bus, self._tenant, job.id, trace) is None:
+        if await open_job(self._bus, self._tenant, job.id, job.model, trace) is None:
             raise Internal("the id made for this request was in use: send it again")
         found = OpenJob.of(job, number, inbox, asyncio.get_running_loop().time())
         self.jobs[found.id] = found

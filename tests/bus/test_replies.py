@@ -5,7 +5,7 @@ import pytest
 
 from schemas.errors import Cancelled, ClaimLost, Internal, TooLarge
 from schemas.events import Error, Event, Token
-from schemas.subjects import CLAIM_HEADER, REPLIES_STREAM, reply_subject
+from schemas.subjects import CLAIM_HEADER, REPLIES_STREAM, WORKER_HEADER, reply_subject
 from services.bus import hub as hub_module
 from services.bus.chain import append, end_job, open_job
 from services.bus.connection import Bus
@@ -60,6 +60,23 @@ async def test_what_waits_goes_together_and_the_trace_goes_along(replies: Bus, j
     assert message.headers is not None
     assert message.headers["traceparent"] == "00-a-b-01"
     assert message.headers[CLAIM_HEADER] == "decode.0.1"
+    assert message.headers[WORKER_HEADER] == replies.name
+
+
+async def test_the_worker_s_name_counts_in_what_fits_into_a_message(
+    server: NatsServer, make_bus: MakeBus, job: str
+) -> None:
+    bus = await make_bus(server.url)
+    await ensure_streams(bus, "replies")
+    bus.name = "x" * (bus.max_payload // 2)
+    write = writer(bus, job)
+    with pytest.raises(TooLarge):
+        write.put(Token(choice=0, index=0, id=1, text="x" * (bus.max_payload // 2)))
+    for index in range(2):
+        write.put(Token(choice=0, index=index, id=1, text="x" * (bus.max_payload // 3)))
+    await write.drained()
+    assert [message.worker for message in await read_all(bus, "default", job)] == [bus.name] * 2
+    assert bus.num_reconnects == 0
 
 
 async def test_goes_on_behind_what_others_wrote_before(replies: Bus, job: str) -> None:
