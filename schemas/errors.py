@@ -72,6 +72,13 @@ class ModelNotFound(KvrelayError):
     http_status = 404
 
 
+class JobNotFound(KvrelayError):
+    """Nobody has written of the job: it does not exist, was not begun, or is forgotten."""
+
+    code = "not_found"
+    http_status = 404
+
+
 class IdConflict(KvrelayError):
     """The id already names another job (another digest) of the same tenant."""
 

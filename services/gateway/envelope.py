@@ -2,7 +2,6 @@
 
 import logging
 import re
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -12,6 +11,7 @@ from aiohttp import web
 from schemas.errors import InvalidRequest, KvrelayError
 from services.gateway.inbox import ClientGone
 from services.gateway.refusal import refusal
+from services.gateway.request_names import new_request_key
 
 REQUEST_ID_HEADER = "X-Request-Id"
 PROBES = frozenset({"/ready", "/health"})
@@ -20,7 +20,8 @@ CLIENT_GONE_STATUS = 499  # what logs say of a client that did not wait
 _log = logging.getLogger("kvrelay.access")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
-REQUEST_ID = web.RequestKey("request_id", str)
+REQUEST_ID = web.RequestKey("request_id", str)  # the client's own, or else the key
+REQUEST_KEY = web.RequestKey("request_key", str)  # what its jobs and its answer are named after
 LOG_FIELDS = web.RequestKey("log_fields", dict[str, Any])  # what a handler adds to the request's log line
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -34,7 +35,8 @@ def common_headers(request: web.Request) -> dict[str, str]:
 async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse:
     started_s = time.monotonic()
     given = request.headers.get(REQUEST_ID_HEADER, "")
-    request[REQUEST_ID] = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+    key = request[REQUEST_KEY] = new_request_key()
+    request[REQUEST_ID] = given if _REQUEST_ID.fullmatch(given) else key
     request[LOG_FIELDS] = {}
     status = 500
     try:

@@ -70,17 +70,23 @@ class Exchange:
     async def _open(self, job: Job, number: int, inbox: Inbox) -> OpenJob:
         assert job.id is not None
         trace = telemetry.inject()
-        if await open_job(self._bus, self._tenant, job.id, job.model, trace) is None:
-            raise Internal("the id made for this request was in use: send it again")
         found = OpenJob.of(job, number, inbox, asyncio.get_running_loop().time())
-        self.jobs[found.id] = found
-        self.job_opened.set()
         try:
-            await self._submit(job, {**trace, MSG_ID_HEADER: job_msg_id(self._tenant, found.id)})
-        except KvrelayError as error:
+            first = await open_job(self._bus, self._tenant, job.id, job.model, trace)
+            if first is not None:
+                self._add(found)
+                await self._submit(job, {**trace, MSG_ID_HEADER: job_msg_id(self._tenant, found.id)})
+        except KvrelayError as error:  # also when `accepted` may have been stored: it must not stay for ever
+            self._add(found)
             self.end(found, error)
             raise
+        if first is None:
+            raise Internal("the id made for this request was in use: send it again")
         return found
+
+    def _add(self, job: OpenJob) -> None:
+        self.jobs[job.id] = job
+        self.job_opened.set()
 
     async def _submit(self, job: Job, headers: dict[str, str]) -> None:
         """A publish whose answer is lost is repeated once: the queue drops a second message with the same id."""

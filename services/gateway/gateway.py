@@ -18,6 +18,8 @@ from services.gateway.exchange import Exchange
 from services.gateway.generation import Generation
 from services.gateway.readiness import Readiness
 from services.gateway.reaper import Reaper
+from services.gateway.request_names import RequestNames
+from services.gateway.requests import Requests
 from services.gateway.routes import Routes
 from services.settings import Settings
 from services.text.model import TextModel
@@ -38,7 +40,8 @@ class Gateway:
         self._catalog = Catalog(texts)
         self.readiness = Readiness(bus, self._beats, self._catalog)
         self.exchange = Exchange(bus, settings.bus.tenant, process, settings.api.resume_grace_s)
-        self._generation = Generation(settings.api, self._catalog, self.readiness, self.exchange)
+        self._names = RequestNames()
+        self._generation = Generation(settings.api, self._catalog, self.readiness, self.exchange, self._names)
         self._publisher = BeatPublisher(bus, self._beat)
         self._stopped = False
         self._runner: GatewayRunner | None = None
@@ -52,7 +55,8 @@ class Gateway:
         await self._publisher.start()
         self._reaper = asyncio.create_task(Reaper(self.exchange, self.readiness).run(), name="reaper")
         routes = Routes(self._process, self._catalog, self._beats, self.readiness, self._generation)
-        self._runner = GatewayRunner(routes.application(), shutdown_timeout=CLOSE_TIMEOUT_S)
+        requests = Requests(self._bus, self._settings.bus.tenant, self._names)
+        self._runner = GatewayRunner(routes.application(requests), shutdown_timeout=CLOSE_TIMEOUT_S)
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, api.host, api.port, backlog=BACKLOG).start()

@@ -15,12 +15,13 @@ from services.gateway.catalog import Catalog
 from services.gateway.chat_shape import ChatShape
 from services.gateway.completion_shape import CompletionShape
 from services.gateway.connection import ClientConnection
-from services.gateway.envelope import LOG_FIELDS
+from services.gateway.envelope import LOG_FIELDS, REQUEST_ID, REQUEST_KEY
 from services.gateway.event_stream import EventStream
 from services.gateway.exchange import Exchange
 from services.gateway.inbox import ClientGone, Inbox
-from services.gateway.intake import jobs_of, new_request_key
+from services.gateway.intake import jobs_of
 from services.gateway.readiness import Readiness
+from services.gateway.request_names import RequestNames
 from services.gateway.token_names import TokenNames
 from services.settings import Api
 from services.text.model import TextModel
@@ -39,11 +40,14 @@ COMPLETIONS = Route(parse_completion, CompletionShape, "cmpl-")
 
 
 class Generation:
-    def __init__(self, api: Api, catalog: Catalog, readiness: Readiness, exchange: Exchange) -> None:
+    def __init__(
+        self, api: Api, catalog: Catalog, readiness: Readiness, exchange: Exchange, requests: RequestNames
+    ) -> None:
         self._api = api
         self._catalog = catalog
         self._readiness = readiness
         self._exchange = exchange
+        self._requests = requests
         self.num_open = 0
         self.idle = asyncio.Event()
         self.idle.set()
@@ -75,13 +79,15 @@ class Generation:
         ):
             asked = route.parse(await read_body(request, self._api.max_body_bytes), strict=self._api.strict)
             text = self._catalog.find(asked.model)
-            key = new_request_key()
+            key = request[REQUEST_KEY]
             with telemetry.span("gateway.tokenise"):
                 jobs = await jobs_of(asked, text, key, self._exchange.owner)
             await self._readiness.check(text.slug, self._api.no_worker_timeout_s)
             answer = self._answer(asked, route, text, key, len(jobs))
             log = request[LOG_FIELDS]
             log.update(answer=answer.head.id, model=text.slug, stream=bool(asked.stream))
+            if request[REQUEST_ID] != key:
+                self._requests.remember(request[REQUEST_ID], key)
             async with self._exchange.opened(jobs, inbox):
                 if asked.stream:
                     stream = EventStream(request, connection)

@@ -4,13 +4,13 @@ A published job carries token ids: workers need no template, and what was checke
 """
 
 import asyncio
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
 from schemas.errors import InvalidRequest
 from schemas.job import Job, Message, Role
 from schemas.openai import ChatMessage, ChatRequest, CompletionRequest, ContentPart, Request, unsupported
+from services.gateway.request_names import job_id
 from services.text.model import TextModel
 from services.text.prompt import resolve_prompt
 
@@ -19,15 +19,6 @@ MESSAGE_CHARS = 64  # what rendering one message costs, in characters of text
 
 _ROLES: dict[str, Role] = {"system": "system", "developer": "developer", "user": "user", "assistant": "assistant"}
 _UNSUPPORTED_ROLES = ("tool", "function")
-
-
-def new_request_key() -> str:
-    """24 hex digits, from which a request's ids are made: the caller's own ids never become names on the bus."""
-    return secrets.token_hex(12)
-
-
-def job_id(key: str, prompt: int, num_prompts: int) -> str:
-    return f"req-{key}" if num_prompts == 1 else f"req-{key}-{prompt}"
 
 
 async def jobs_of(request: Request, text: TextModel, key: str, owner: str) -> list[Job]:

@@ -12,6 +12,7 @@ from services.gateway.catalog import Catalog
 from services.gateway.envelope import envelope
 from services.gateway.generation import Generation
 from services.gateway.readiness import Readiness
+from services.gateway.requests import Requests
 
 
 class Routes:
@@ -25,7 +26,7 @@ class Routes:
         self._generation = generation
         self._started_s = time.monotonic()
 
-    def application(self) -> web.Application:
+    def application(self, requests: Requests) -> web.Application:
         app = web.Application(middlewares=[envelope])
         app.add_routes(
             [
@@ -33,6 +34,7 @@ class Routes:
                 web.post("/v1/completions", self._generation.completions),
                 web.get("/v1/models", self.models),
                 web.get("/v1/models/{model:.+}", self.model),
+                web.get("/v1/requests/{id}", requests.show),
                 web.get("/health", self.health),
                 web.get("/ready", self.ready),
             ]
