@@ -11,7 +11,7 @@ from schemas.subjects import Stage
 from services import telemetry
 from services.decode.generation import Generation
 from services.engine.batch import Batch
-from services.engine.blocks import Restored
+from services.engine.blocks import Lookup, Restored
 from services.engine.choice import Choice
 from services.engine.engine import Outcome
 from services.engine.sampler import Sampled
@@ -27,6 +27,13 @@ class PassedOn(NamedTuple):
     stage: Stage
 
 
+class Prepared(NamedTuple):
+    """The hand-off, and what the store says of its prompt's blocks."""
+
+    handoff: Handoff
+    lookup: Lookup
+
+
 class DecodeJob:
     def __init__(
         self,
@@ -34,14 +41,15 @@ class DecodeJob:
         batch: Batch,
         run: JobRun,
         permit: Permit,
-        handoff: Handoff,
+        taken: Prepared,
         handing_back: asyncio.Event,
     ) -> None:
         self._runtime = runtime
         self._batch = batch
         self._run = run
         self._permit = permit
-        self._handoff = handoff
+        self._handoff = handoff = taken.handoff
+        self._lookup = taken.lookup
         self._handing_back = handing_back
         self._stream = JobStream(run.put, runtime.text, handoff.sampling, run.history)
         self._generations: list[Generation] = []
@@ -85,7 +93,8 @@ class DecodeJob:
         for choice in live:
             known = handoff.prompt_token_ids + choice.token_ids
             with telemetry.span("decode.merge", choice=choice.number):
-                restored = await blocks.restore(blocks.refs(handoff.tenant, handoff.salt, known[:-1]), budget)
+                refs = blocks.refs(handoff.tenant, handoff.salt, known[:-1])
+                restored = await blocks.restore(refs, budget, self._lookup)
             self._generations.append(self._generation(choice, restored))
         missing = max(generation.sequence.num_missing for generation in self._generations)
         expected = handoff.stored_blocks == self._runtime.pages_for(len(handoff.prompt_token_ids))

@@ -1,13 +1,16 @@
 """The decode stage, as `services.worker.process` drives it."""
 
 import asyncio
+from collections.abc import Awaitable
 
 from schemas.beat import ProcessRole
 from schemas.errors import InvalidRequest
 from schemas.handoff import Handoff
 from schemas.subjects import Stage
 from services.bus.beats import BeatTable
-from services.decode.job import DecodeJob
+from services.bus.delivery import Delivery
+from services.decode.job import DecodeJob, Prepared
+from services.worker.address import Address
 from services.worker.handoff import read_handoff
 from services.worker.room import Permit
 from services.worker.run import JobRun
@@ -31,16 +34,25 @@ class DecodeRole:
         """The room for sequences is the only bound here."""
         return True
 
-    def expect(self, run: JobRun) -> None:
-        self._read(run)
+    async def prepare(self, delivery: Delivery, address: Address) -> Prepared:
+        """Reads the hand-off, and begins to look its prompt's blocks up."""
+        await asyncio.sleep(0)  # the request for the history goes out before
+        handoff = self._read(delivery)
+        blocks = self._runtime.blocks
+        return Prepared(handoff, blocks.look_up(blocks.refs(handoff.tenant, handoff.salt, handoff.prompt_token_ids)))
 
-    async def work(self, run: JobRun, permit: Permit) -> None:
-        handoff = self._read(run)
+    def expect(self, run: JobRun) -> None:
+        self._watch(run, self._read(run.delivery))
+
+    async def work(self, run: JobRun, permit: Permit, prepared: Awaitable[Prepared]) -> None:
+        taken = await prepared
+        handoff = taken.handoff
+        self._watch(run, handoff)
         if run.history.end is not None:
             return
         if handoff.sampling.n > self._runtime.settings.scheduler.max_sequences:
             raise InvalidRequest("n is larger than scheduler.max_sequences of the decode workers", param="n")
-        job = DecodeJob(self._runtime, self.batch, run, permit, handoff, self._handing_back)
+        job = DecodeJob(self._runtime, self.batch, run, permit, taken, self._handing_back)
         passed_on = await job.perform()
         if passed_on is None:
             await run.settled()
@@ -51,9 +63,10 @@ class DecodeRole:
         """Running jobs store what they have and go to another worker of the build."""
         self._handing_back.set()
 
-    def _read(self, run: JobRun) -> Handoff:
-        """The hand-off, whose deadline and owner are watched from now on."""
-        handoff = read_handoff(run.delivery.data, self._runtime.text)
+    def _read(self, delivery: Delivery) -> Handoff:
+        return read_handoff(delivery.data, self._runtime.text)
+
+    def _watch(self, run: JobRun, handoff: Handoff) -> None:
+        """Its deadline and its owner count from now on."""
         run.watch_owner(handoff.owner, handoff.on_disconnect)
         run.set_deadline(handoff.timeout_left_s)
-        return handoff

@@ -46,6 +46,13 @@ class FetchBudget:
     left_s: float
 
 
+class Lookup(NamedTuple):
+    """`num_stored`: how many leading blocks of `refs` the store has."""
+
+    refs: list[BlockRef]
+    num_stored: "asyncio.Future[int]"
+
+
 class Interest:
     """Whether somebody still waits for a block. A thread copies to or from a page only while that is so."""
 
@@ -100,7 +107,13 @@ class Blocks:
     def fetch_budget(self) -> FetchBudget:
         return FetchBudget(self._fetch_budget_s)
 
-    async def restore(self, refs: Seq[BlockRef], budget: FetchBudget | None = None) -> Restored:
+    def look_up(self, refs: Seq[BlockRef]) -> Lookup:
+        """Starts to ask the store how many leading `refs` it has, for a `restore` of the same that comes soon."""
+        return Lookup(list(refs), self._start(self._store.lookup, refs))
+
+    async def restore(
+        self, refs: Seq[BlockRef], budget: FetchBudget | None = None, lookup: Lookup | None = None
+    ) -> Restored:
         """Pages for the longest unbroken run of `refs` that is resident or stored and proves intact.
 
         Stops waiting when `budget` (None: one for this call) is used up: what has not arrived by then is missing.
@@ -111,14 +124,16 @@ class Blocks:
         clock = asyncio.get_running_loop().time
         started_s = clock()
         try:
-            return await self._restore(refs, started_s + budget.left_s)
+            if lookup is None or lookup.refs != refs:
+                lookup = self.look_up(refs)
+            return await self._restore(lookup, started_s + budget.left_s)
         finally:
             budget.left_s = max(0.0, budget.left_s - (clock() - started_s))
 
-    async def _restore(self, refs: Seq[BlockRef], until_s: float) -> Restored:
+    async def _restore(self, lookup: Lookup, until_s: float) -> Restored:
         clock = asyncio.get_running_loop().time
-        lookup = self._start(self._store.lookup, refs)
-        stored = await self._within(until_s - clock(), lookup, otherwise=0)
+        refs = lookup.refs
+        stored = await self._within(until_s - clock(), lookup.num_stored, otherwise=0)
         pages: list[int] = []
         loads: dict[int, asyncio.Future[bool]] = {}
         interests: list[Interest] = []

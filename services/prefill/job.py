@@ -12,6 +12,7 @@ from services.engine.recheck import Difference
 from services.engine.sampler import Sampled, Sampler
 from services.engine.saver import Saver
 from services.engine.sequence import Sequence
+from services.prefill.draft import Draft
 from services.worker.disagreement import report_differences
 from services.worker.room import Permit
 from services.worker.run import JobRun
@@ -24,13 +25,13 @@ class _HandedBack(Exception):
 
 
 class PrefillJob:
-    def __init__(self, runtime: Runtime, batch: Batch, run: JobRun, permit: Permit, handoff: Handoff) -> None:
-        """`handoff` is the job, resolved: a draft without first tokens, or one that comes back for rework."""
+    def __init__(self, runtime: Runtime, batch: Batch, run: JobRun, permit: Permit, draft: Draft) -> None:
         self._runtime = runtime
         self._batch = batch
         self._run = run
         self._permit = permit
-        self._handoff = handoff
+        self._handoff = handoff = draft.handoff
+        self._lookup = draft.lookup
         self._stream = JobStream(run.put, runtime.text, handoff.sampling, run.history)
         self._fetch_budget = runtime.blocks.fetch_budget()
         self._timings = dict(handoff.timings)
@@ -78,7 +79,7 @@ class PrefillJob:
         await self._permit.resize(1, runtime.pages_for(len(token_ids)))
         with telemetry.span("prefill.restore"):
             refs = runtime.blocks.refs(handoff.tenant, handoff.salt, token_ids)
-            restored = await runtime.blocks.restore(refs, self._fetch_budget)
+            restored = await runtime.blocks.restore(refs, self._fetch_budget, self._lookup)
         # The last token's logits are needed even when every block is a hit.
         num_known = min(restored.tokens, len(token_ids) - 1) if choices else restored.tokens
         saver = Saver(runtime.blocks, runtime.pool, handoff.tenant, handoff.salt)

@@ -1,6 +1,7 @@
 """The prefill stage, as `services.worker.process` drives it."""
 
 import asyncio
+from collections.abc import Awaitable
 from functools import partial
 
 from schemas.beat import ProcessRole
@@ -10,9 +11,12 @@ from schemas.job import MAX_TIMEOUT_S, Job, parse_job
 from schemas.subjects import Stage, tenant_and_lane
 from services import telemetry
 from services.bus.beats import BeatTable
+from services.bus.delivery import Delivery
+from services.prefill.draft import Draft
 from services.prefill.home import Home
 from services.prefill.job import PrefillJob
 from services.prefill.request import draft_handoff, is_repeat
+from services.worker.address import Address
 from services.worker.handoff import read_handoff
 from services.worker.room import Permit
 from services.worker.run import JobRun
@@ -41,18 +45,31 @@ class PrefillRole:
         chunk = min(self._scheduler.chunk_tokens, self._scheduler.token_budget)
         return self.batch.num_missing + (num_preparing + 1) * chunk <= self._scheduler.token_budget
 
-    def expect(self, run: JobRun) -> None:
-        self._read(run)
+    async def prepare(self, delivery: Delivery, address: Address) -> Draft:
+        """Reads and resolves the message, and begins to look its blocks up."""
+        await asyncio.sleep(0)  # the request for the history goes out before
+        message = self._read(delivery)
+        handoff = message if isinstance(message, Handoff) else await self._resolve(message, delivery, address)
+        blocks = self._runtime.blocks
+        return Draft(
+            message, handoff, blocks.look_up(blocks.refs(handoff.tenant, handoff.salt, handoff.prompt_token_ids))
+        )
 
-    async def work(self, run: JobRun, permit: Permit) -> None:
+    def expect(self, run: JobRun) -> None:
+        self._watch(run, self._read(run.delivery))
+
+    async def work(self, run: JobRun, permit: Permit, prepared: Awaitable[Draft]) -> None:
         with telemetry.span("prefill.resolve"):
-            handoff = await self._resolve(run)
-        if handoff is None:
+            draft = await prepared
+        message, handoff = draft.message, draft.handoff
+        self._watch(run, message)
+        is_again = isinstance(message, Job) and is_repeat(run.history, message, run.job, run.delivery.origin)
+        if is_again or run.history.end is not None:
             return
         if run.begun_by not in (None, self._runtime.build):
             await self._home.send(run, handoff)
             return
-        job = PrefillJob(self._runtime, self.batch, run, permit, handoff)
+        job = PrefillJob(self._runtime, self.batch, run, permit, draft)
         if self._is_handing_back:
             job.hand_back()
         self._jobs.add(job)
@@ -71,40 +88,34 @@ class PrefillRole:
         for job in self._jobs:
             job.hand_back()
 
-    def _read(self, run: JobRun) -> Job | Handoff:
-        """The message, whose deadlines and owner are watched from now on."""
-        if run.stage is Stage.REWORK:
-            handoff = read_handoff(run.delivery.data, self._runtime.text)
-            run.watch_owner(handoff.owner, handoff.on_disconnect)
-            run.set_deadline(handoff.timeout_left_s)
-            return handoff
-        tenant_and_lane(run.delivery.subject)  # a tenant that is no slug is refused, not mapped to another
-        job = parse_job(run.delivery.data)
+    def _read(self, delivery: Delivery) -> Job | Handoff:
+        if delivery.stage is Stage.REWORK:
+            return read_handoff(delivery.data, self._runtime.text)
+        tenant_and_lane(delivery.subject)  # a tenant that is no slug is refused, not mapped to another
+        job = parse_job(delivery.data)
         if job.n > self._scheduler.max_sequences:
             raise InvalidRequest(f"n is limited to {self._scheduler.max_sequences} here, got {job.n}", param="n")
-        run.watch_owner(job.owner, job.on_disconnect)
-        run.set_deadline(job.timeout_s or MAX_TIMEOUT_S, None if run.history.tokens else job.ttft_timeout_s)
         return job
 
-    async def _resolve(self, run: JobRun) -> Handoff | None:
-        """The job as a draft of its hand-off; None if there is nothing to do."""
-        message = self._read(run)
+    def _watch(self, run: JobRun, message: Job | Handoff) -> None:
+        """Its deadlines and its owner count from now on."""
+        run.watch_owner(message.owner, message.on_disconnect)
         if isinstance(message, Handoff):
-            return message if run.history.end is None else None
-        if is_repeat(run.history, message, run.job, run.delivery.origin) or run.history.end is not None:
-            return None
-        return await self._draft(run, message)
+            run.set_deadline(message.timeout_left_s)
+        else:
+            ttft_timeout_s = None if run.history.tokens else message.ttft_timeout_s
+            run.set_deadline(message.timeout_s or MAX_TIMEOUT_S, ttft_timeout_s)
 
-    async def _draft(self, run: JobRun, job: Job) -> Handoff:
+    async def _resolve(self, job: Job, delivery: Delivery, address: Address) -> Handoff:
         """A long text is tokenised on another thread: a megabyte takes a while. A hop there and back takes 0.7 ms."""
-        draft = partial(
+        resolve = partial(
             draft_handoff,
             job,
-            tenant=run.tenant,
-            job_id=run.job,
-            origin=run.delivery.origin,
-            published_at=run.delivery.published_at,
+            tenant=address.tenant,
+            job_id=address.job,
+            origin=delivery.origin,
+            published_at=delivery.published_at,
             build=self._runtime.build,
             text=self._runtime.text,
         )
-        return draft() if len(run.delivery.data) <= INLINE_BYTES else await asyncio.to_thread(draft)
+        return resolve() if len(delivery.data) <= INLINE_BYTES else await asyncio.to_thread(resolve)

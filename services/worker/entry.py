@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -27,7 +28,7 @@ from services.worker.runtime import Prepared, Runtime, set_threads
 
 log = logging.getLogger(__name__)
 
-MakeRole = Callable[[Runtime, BeatTable], Role]
+MakeRole = Callable[[Runtime, BeatTable], Role[Any]]
 
 
 def run_worker(

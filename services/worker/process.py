@@ -8,9 +8,9 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from schemas.beat import OWNER_SILENT_AFTER_S, Beat, ProcessRole, ProcessState
 from schemas.errors import BusUnavailable, Cancelled, IdConflict, KvrelayError, Poisoned, Settle
@@ -40,12 +40,14 @@ from services.worker.strays import Strays
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 MAX_LONE_RUNS = 3
 OWNER_CHECK_S = 1.0
 QUEUE_CHECK_S = 15.0  # as often as metrics are usually scraped
 
 
-class Role(Protocol):
+class Role(Protocol[T]):
     """What a stage adds to the process."""
 
     name: ProcessRole
@@ -56,10 +58,13 @@ class Role(Protocol):
     def has_budget(self, num_preparing: int) -> bool:
         """Whether one more job may be taken, while `num_preparing` have not joined the batch yet."""
 
+    async def prepare(self, delivery: Delivery, address: Address) -> T:
+        """What can be done while the job's history is read. May be cancelled; what it raises ends the job."""
+
     def expect(self, run: JobRun) -> None:
         """The job must wait to run alone: watches its deadline and its owner meanwhile."""
 
-    async def work(self, run: JobRun, permit: Permit) -> None:
+    async def work(self, run: JobRun, permit: Permit, prepared: Awaitable[T]) -> None:
         """The job, from its message to the last thing that must be stored before the message is settled."""
 
     def hand_back(self) -> None:
@@ -69,7 +74,7 @@ class Role(Protocol):
 class WorkerProcess:
     """One worker: made ready by its maker, run once by `serve`."""
 
-    def __init__(self, process: str, runtime: Runtime, bus: Bus, beats: BeatTable, role: Role) -> None:
+    def __init__(self, process: str, runtime: Runtime, bus: Bus, beats: BeatTable, role: Role[Any]) -> None:
         self.process = process
         self.state: ProcessState = "ok"
         self._runtime = runtime
@@ -164,6 +169,7 @@ class WorkerProcess:
                 job = asyncio.create_task(self._job(delivery, permit))
                 self._jobs.add(job)
                 job.add_done_callback(self._jobs.discard)
+                await asyncio.sleep(0)  # its first request goes out before the next job is asked for
 
     async def _watch_takers(self) -> None:
         """Stops the waiting for a job once nobody would take it on."""
@@ -187,23 +193,30 @@ class WorkerProcess:
         context = telemetry.extract(delivery.headers)
         with telemetry.span(self._role.name, context, tenant=address.tenant, job=address.job):
             delivery.progress = self._role.batch.progress
-            history = History.of(await read_all(self._bus, address.tenant, address.job))
-            run = JobRun(self._bus, address, delivery, history)
-            self._runs[address.tenant, address.job] = run
-            self._run_began.set()
+            preparing = asyncio.create_task(self._role.prepare(delivery, address))
             try:
-                await self._perform(run, address, permit)
+                history = History.of(await read_all(self._bus, address.tenant, address.job))
+                await self._run(JobRun(self._bus, address, delivery, history), address, permit, preparing)
             finally:
-                if self._runs.get((address.tenant, address.job)) is run:
-                    del self._runs[address.tenant, address.job]
-                self._admission.leave(run)
-                run.close()
+                preparing.cancel()
+                await asyncio.gather(preparing, return_exceptions=True)
 
-    async def _perform(self, run: JobRun, address: Address, permit: Permit) -> None:
+    async def _run(self, run: JobRun, address: Address, permit: Permit, prepared: Awaitable[Any]) -> None:
+        self._runs[address.tenant, address.job] = run
+        self._run_began.set()
+        try:
+            await self._perform(run, self._work(run, address, permit, prepared))
+        finally:
+            if self._runs.get((address.tenant, address.job)) is run:
+                del self._runs[address.tenant, address.job]
+            self._admission.leave(run)
+            run.close()
+
+    async def _perform(self, run: JobRun, work: Coroutine[Any, Any, None]) -> None:
         telemetry.job_started(tenant=run.tenant, job=run.job, stage=self._role.name)
         code = "abandoned"
         try:
-            await run.work(self._work(run, address, permit))
+            await run.work(work)
             code = "ok"
         except KvrelayError as error:
             code = error.code
@@ -213,11 +226,11 @@ class WorkerProcess:
         finally:
             telemetry.job_ended(tenant=run.tenant, job=run.job, code=code, stage=self._role.name)
 
-    async def _work(self, run: JobRun, address: Address, permit: Permit) -> None:
+    async def _work(self, run: JobRun, address: Address, permit: Permit, prepared: Awaitable[Any]) -> None:
         is_ours = run.begun_by in (None, self._runtime.build)
         if run.history.end is None and not run.is_foreign and is_ours:
             await self._admit(run, address, permit)
-        await self._role.work(run, permit)
+        await self._role.work(run, permit, prepared)
 
     async def _admit(self, run: JobRun, address: Address, permit: Permit) -> None:
         """Waits until the job may run: alone, if its last delivery died without a new event.

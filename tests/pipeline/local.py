@@ -65,7 +65,7 @@ class Answer(msgspec.Struct):
 class LocalWorker(NamedTuple):
     bus: Bus
     runtime: Runtime
-    role: Role
+    role: Role[Any]
     process: WorkerProcess
     publisher: BeatPublisher
 
@@ -116,7 +116,7 @@ async def run_pipeline(
 
 @contextlib.asynccontextmanager
 async def run_worker(
-    url: str, runtime: Runtime, make_role: Callable[[Runtime, BeatTable], Role]
+    url: str, runtime: Runtime, make_role: Callable[[Runtime, BeatTable], Role[Any]]
 ) -> AsyncIterator[LocalWorker]:
     """Serves until the block ends; closes `runtime`. What the worker fails with is raised at the end."""
     stop = asyncio.Event()

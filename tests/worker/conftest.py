@@ -13,12 +13,14 @@ from schemas.subjects import Lane, Stage
 from schemas.wire import encode
 from services.bus.beats import BeatTable
 from services.bus.connection import Bus
+from services.bus.delivery import Delivery
 from services.bus.publish import submit_job
 from services.bus.server import NatsServer
 from services.bus.streams import ensure_consumers, ensure_streams
 from services.engine.batch import Batch
 from services.settings import Bus as BusSettings
 from services.settings import Scheduler, Settings
+from services.worker.address import Address
 from services.worker.process import WorkerProcess
 from services.worker.room import Permit
 from services.worker.run import JobRun
@@ -62,7 +64,10 @@ class FakeRole:
     def expect(self, run: JobRun) -> None:
         return None
 
-    async def work(self, run: JobRun, permit: Permit) -> None:
+    async def prepare(self, delivery: Delivery, address: Address) -> None:
+        return None
+
+    async def work(self, run: JobRun, permit: Permit, prepared: Awaitable[None]) -> None:
         if run.history.end is None:
             await self.works[run.job](run, permit)
             await run.settled()
