@@ -24,7 +24,7 @@ from schemas.wire import encode
 from services.bench.engine import load_model
 from services.bus.connection import Bus
 from services.bus.publish import submit_job
-from services.bus.reader import follow
+from services.bus.reader import following
 from services.engine.engine import Engine, Work
 from services.engine.model import Model
 from services.engine.pages import PagePool
@@ -122,15 +122,16 @@ class _Bench:
             assert job.id is not None
             tokens_s = []
             prefill_s = 0.0
-            started_s = time.perf_counter()
-            await submit_job(bus, tenant, self._slug, Lane.INTERACTIVE, encode(job))
-            async for event in follow(bus, tenant, job.id, silence_s=60.0):
-                if isinstance(event, Token):
-                    tokens_s.append(time.perf_counter() - started_s)
-                if isinstance(event, Error):
-                    raise error_from_code(event.code, event.message)
-                if isinstance(event, Done):
-                    prefill_s = event.timings["prefill_s"]
+            async with following(bus, tenant, job.id, silence_s=60.0) as events:
+                started_s = time.perf_counter()
+                await submit_job(bus, tenant, self._slug, Lane.INTERACTIVE, encode(job))
+                async for event in events:
+                    if isinstance(event, Token):
+                        tokens_s.append(time.perf_counter() - started_s)
+                    if isinstance(event, Error):
+                        raise error_from_code(event.code, event.message)
+                    if isinstance(event, Done):
+                        prefill_s = event.timings["prefill_s"]
         return Stream(tokens_s, prefill_s)
 
     def compute(self, prompt: list[int], num_tokens: int) -> Stream:

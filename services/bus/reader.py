@@ -34,15 +34,36 @@ async def follow(bus: Bus, tenant: str, job: str, silence_s: float | None = None
 
     Raises `Gap` when events are missing (they expired, say), and `DeadlineExceeded` when none comes for `silence_s`.
     """
-    order = EventOrder()
     consumer = _Consumer(bus, reply_subject(tenant, job))
     try:
-        while not order.ended:
-            for event in decode_events(await consumer.next(silence_s)):
-                if order.accept(event):
-                    yield event
+        async for event in _in_order(consumer, silence_s):
+            yield event
     finally:
         await consumer.close()
+
+
+@contextlib.asynccontextmanager
+async def following(
+    bus: Bus, tenant: str, job: str, silence_s: float | None = None
+) -> AsyncIterator[AsyncIterator[Event]]:
+    """`follow` for who is there before the job: at the entry the consumer exists, so no event waits for that.
+
+    Waits until the broker and the stream are there.
+    """
+    consumer = _Consumer(bus, reply_subject(tenant, job))
+    try:
+        await consumer.open()
+        yield _in_order(consumer, silence_s)
+    finally:
+        await consumer.close()
+
+
+async def _in_order(consumer: "_Consumer", silence_s: float | None) -> AsyncIterator[Event]:
+    order = EventOrder()
+    while not order.ended:
+        for event in decode_events(await consumer.next(silence_s)):
+            if order.accept(event):
+                yield event
 
 
 class _Consumer:
@@ -58,6 +79,9 @@ class _Consumer:
         self._taken = 0  # and by this consumer
         self._heard_s = 0.0
         self._forget = bus.on_connection(up=self._on_up)
+
+    async def open(self) -> None:
+        await self._renew()
 
     async def next(self, silence_s: float | None) -> bytes:
         """The next message's payload. Raises `DeadlineExceeded` after `silence_s`."""

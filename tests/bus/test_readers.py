@@ -15,7 +15,7 @@ from services.bus.connection import Bus
 from services.bus.history import read_all
 from services.bus.jetstream import call
 from services.bus.order import Gap
-from services.bus.reader import follow
+from services.bus.reader import follow, following
 from services.bus.replies import ReplyWriter
 from services.bus.server import NatsServer
 from services.bus.streams import ensure_streams
@@ -131,6 +131,14 @@ async def test_many_readers_come_and_go_without_a_trace(read: Reader, replies: B
 async def test_follow_gives_up_when_nothing_comes(replies: Bus, job: str) -> None:
     with pytest.raises(DeadlineExceeded, match=reply_subject("default", job)):
         await collect(follow(replies, "default", job, silence_s=0.1))
+
+
+async def test_a_reader_that_is_there_before_the_job_hears_every_event(replies: Bus, job: str) -> None:
+    before = (await call(replies, f"CONSUMER.NAMES.{REPLIES_STREAM}"))["total"]
+    async with following(replies, "default", job) as events:
+        assert (await call(replies, f"CONSUMER.NAMES.{REPLIES_STREAM}"))["total"] == before + 1
+        await write_one_by_one(writer(replies, job), whole(5))
+        assert await collect(events) == whole(5)
 
 
 async def test_follow_notices_a_consumer_that_fell_silent(
