@@ -103,8 +103,9 @@ class PrefillJob:
                     self._batch.join(sequence)
                     outcome = await self._outcome(computed, saver)
                     self._timings["prefill_s"] = time.monotonic() - joined_s
-                    self._publish_first(choices, outcome)
+                    num_fresh = self._publish_first(choices, outcome)
                     await self._run.settled()
+                    self._count_first(num_fresh)
             with telemetry.span("prefill.store"):
                 resident_only = range(restored.num_stored, len(restored.pages))  # the store has lost them
                 for block in [*resident_only, *last_blocks]:
@@ -137,8 +138,8 @@ class PrefillJob:
         telemetry.prefix_tokens_hit.add(num_cached)
         self._run.put(start_event(self._handoff, num_cached))
 
-    def _publish_first(self, choices: list[int], outcome: Outcome) -> None:
-        """Publishes the first tokens that are not known yet, and compares the others."""
+    def _publish_first(self, choices: list[int], outcome: Outcome) -> int:
+        """Publishes the first tokens that are not known yet, and compares the others. Returns how many are new."""
         if not isinstance(outcome, list):
             raise outcome
         fresh = 0
@@ -151,10 +152,15 @@ class PrefillJob:
                 report_differences(self._run, number, [Difference(0, choice.token_ids[0], sampled.id)])
         if fresh:
             self._timings["ttft_s"] = self._run.delivery.age_s()
+            self._run.made_first_token()
+        return fresh
+
+    def _count_first(self, num_fresh: int) -> None:
+        """Once token 0 is on its way."""
+        if num_fresh:
             telemetry.ttft_s.record(self._timings["ttft_s"])
             telemetry.tokens.add(len(self._handoff.prompt_token_ids) - self._cached_tokens, kind="prompt")
-            telemetry.tokens.add(fresh, kind="generated")
-            self._run.made_first_token()
+            telemetry.tokens.add(num_fresh, kind="generated")
 
     async def _rebuild_generated(self) -> None:
         """After a take-over choices may be long: decode continues each from blocks, so make those too."""
