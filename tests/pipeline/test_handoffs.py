@@ -2,11 +2,19 @@
 
 from pathlib import Path
 
+import pytest
+from msgspec.structs import replace
+
 from schemas.events import Done, Error
+from schemas.handoff import FirstToken
 from schemas.subjects import Lane, Stage, decode_subject, stream_name
+from services.bus.history import last_message
 from services.bus.jetstream import call
+from tests.bus.polling import until
 from tests.golden.goldens import GOLDENS
 from tests.pipeline.conftest import Pipelines
+from tests.pipeline.earlier_worker import handoff_of, leave
+from tests.pipeline.local import LocalPipeline
 
 
 async def test_as_many_choices_as_a_worker_has_places(pipelines: Pipelines):
@@ -25,6 +33,44 @@ async def test_garbage_on_the_decode_queue_ends_at_first_sight(pipelines: Pipeli
             end = (await pipeline.read(job)).end
             assert isinstance(end, Error) and end.code in ("invalid_request", "unsupported_version")
         assert isinstance((await pipeline.ask(prompt="Still alive?", max_tokens=2)).end, Done)
+
+
+@pytest.mark.parametrize("stage", [Stage.DECODE, Stage.REWORK])
+async def test_a_hand_off_that_the_model_cannot_run_ends_and_harms_nobody(tiny_pipelines: Pipelines, stage: Stage):
+    """A pass with a token that the model does not have would end the worker, with all of its jobs."""
+    job = {"prompt_token_ids": [3, 4, 5], "max_tokens": 4, "seed": 1, "ignore_eos": True}
+    async with tiny_pipelines() as pipeline:
+        events = (await pipeline.ask(**job)).events[:2]
+        sampling = handoff_of(pipeline, job, events).sampling
+        for change, param in (
+            ({"prompt_token_ids": [3, pipeline.text.vocab_size]}, "prompt_token_ids"),
+            ({"prompt_token_ids": [-1]}, "prompt_token_ids"),
+            ({"first": [FirstToken(choice=0, id=10**9)]}, "first"),
+            ({"sampling": replace(sampling, logit_bias={10**6: 1.0})}, "logit_bias"),
+            ({"sampling": replace(sampling, max_tokens=10**6)}, "sampling"),
+        ):
+            name = await leave(pipeline, handoff_of(pipeline, job, events, **change), events, stage)
+            end = (await pipeline.read(name)).end
+            assert isinstance(end, Error) and (end.code, end.param) == ("invalid_request", param)
+        assert isinstance((await pipeline.ask(**job)).end, Done)
+
+
+async def test_a_reply_subject_that_cannot_be_the_jobs_ends_it(tiny_pipelines: Pipelines):
+    """Somebody purged a part of it, or wrote on it: going on would make wrong text."""
+    job = {"prompt_token_ids": [3, 4, 5], "max_tokens": 8, "seed": 1, "ignore_eos": True}
+    async with tiny_pipelines() as pipeline:
+        events = (await pipeline.ask(**job)).events
+        alien = replace(events[3], id=10**6)
+        for left in ([*events[:3], *events[4:6]], [*events[:3], alien], [*events[:3], events[2]]):
+            handoff = handoff_of(pipeline, job, left)
+            await leave(pipeline, handoff, left)
+            await until(lambda name=handoff.job: has_error(pipeline, name))
+        assert isinstance((await pipeline.ask(**job)).end, Done)
+
+
+async def has_error(pipeline: LocalPipeline, job: str) -> bool:
+    last = await last_message(pipeline.bus, "default", job)
+    return last is not None and isinstance(last.events[-1], Error) and last.events[-1].code == "invalid_request"
 
 
 async def test_blocks_that_the_store_lost_are_stored_again(pipelines: Pipelines, tmp_path: Path):

@@ -57,12 +57,13 @@ class FakeRole:
         self.batch = batch
         self.works: dict[str, Work] = {}
         self.handed_back = asyncio.Event()
+        self.timeout_s = 60.0  # of a job that waits to run alone
 
     def has_budget(self, num_preparing: int) -> bool:
         return True
 
     def expect(self, run: JobRun) -> None:
-        return None
+        run.set_deadline(self.timeout_s)
 
     async def prepare(self, delivery: Delivery, address: Address) -> None:
         return None

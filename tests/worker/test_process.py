@@ -105,6 +105,34 @@ async def test_a_bad_message_does_not_end_the_job_whose_id_it_has(worker: Worker
     assert [type(event) for event in await events_of(bus, "shared")] == [Start, Done]
 
 
+async def test_of_two_messages_with_one_id_the_first_to_write_has_it_and_the_other_is_kept(worker: Worker, bus: Bus):
+    """The second is broken, and its error came before the first had its `start`: that one is not lost with it."""
+    taken, go_on = asyncio.Event(), asyncio.Event()
+
+    async def first(run: JobRun, permit: Permit) -> None:
+        taken.set()
+        await go_on.wait()
+        run.put(start_of(run), done())
+
+    async def second(run: JobRun, permit: Permit) -> None:
+        raise InvalidRequest("this one is broken")
+
+    dead = await num_stored(bus, DEAD_STREAM)
+    await worker.submit("first-come", first)
+    await asyncio.wait_for(taken.wait(), 10)
+    origin = await worker.submit("first-come", second)
+    (end,) = await events_of(bus, "first-come")
+    assert isinstance(end, Error) and (end.code, end.origin) == ("invalid_request", origin)
+    go_on.set()
+
+    async def is_buried() -> bool:
+        return await num_stored(bus, DEAD_STREAM) == dead + 1
+
+    await until(is_buried)
+    await until(lambda: queue_is_empty(worker))
+    assert await events_of(bus, "first-come") == [end]
+
+
 async def test_an_unreadable_message_on_the_reply_subject_does_not_lose_the_job(worker: Worker, bus: Bus):
     await bus.request("kvrelay.replies.default.scribbled", b"no event at all")
     await worker.submit("scribbled", finish)
@@ -182,4 +210,28 @@ async def test_a_cancelled_job_stops_where_it_waits(worker: Worker, bus: Bus, su
     (end,) = await events_of(bus, job)
     assert isinstance(end, Error) and end.code == "cancelled"
     worker.process._on_cancel("default", "holds-up")
+    await until(lambda: queue_is_empty(worker))
+
+
+async def test_a_deadline_ends_a_job_that_waits_to_run_alone(worker: Worker, bus: Bus):
+    failed, begun = asyncio.Event(), asyncio.Event()
+
+    async def fail(run: JobRun, permit: Permit) -> None:
+        failed.set()
+        raise RuntimeError("once")
+
+    async def hold_up(run: JobRun, permit: Permit) -> None:
+        run.put(start_of(run))
+        await run.settled()
+        begun.set()
+        await asyncio.Event().wait()
+
+    worker.role.timeout_s = 1.0
+    await worker.submit("holds-up-a-suspect", hold_up)
+    await asyncio.wait_for(begun.wait(), 10)
+    await worker.submit("in-a-hurry", fail)
+    await asyncio.wait_for(failed.wait(), 10)
+    (end,) = await events_of(bus, "in-a-hurry")
+    assert isinstance(end, Error) and end.code == "deadline_exceeded"
+    worker.process._on_cancel("default", "holds-up-a-suspect")
     await until(lambda: queue_is_empty(worker))

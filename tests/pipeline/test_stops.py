@@ -1,0 +1,109 @@
+"""Cancels and deadlines at every point of a job's life: compute stops within a step, nothing stays held, one end."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from schemas.errors import Cancelled
+from schemas.events import Done, Error, Event, Finish, is_end
+from schemas.subjects import Stage
+from services.bus import hub as hub_module
+from services.bus.cancels import cancel_job
+from services.bus.connection import Bus
+from services.bus.history import read_all
+from tests.pipeline.conftest import Pipelines
+from tests.pipeline.earlier_worker import handoff_of, leave
+from tests.pipeline.gate import DECODE_POINTS, NUM_TOKENS, PREFILL_POINTS, Point
+from tests.pipeline.leftovers import at_rest, nothing_left
+from tests.pipeline.local import Answer, LocalPipeline
+
+JOB: dict[str, Any] = {
+    "prompt_token_ids": list(range(3, 45)), "max_tokens": NUM_TOKENS, "n": 2, "seed": 1, "ignore_eos": True,
+}  # fmt: skip
+CHUNKS = {"chunk_tokens": 16, "token_budget": 16}
+TIMEOUTS_S = (0.5, 2.0, 8.0)  # the first that is long enough on this machine to come to the point
+
+
+@pytest.fixture(autouse=True)
+def writers_are_forgotten_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "KEEP_S", 0.05)
+
+
+async def events_of(pipeline: LocalPipeline, job: str) -> list[Event]:
+    return [event for message in await read_all(pipeline.bus, "default", job) for event in message.events]
+
+
+@pytest.mark.parametrize("point", [*PREFILL_POINTS, *DECODE_POINTS], ids=lambda point: point.name)
+async def test_cancelled(tiny_pipelines: Pipelines, point: Point) -> None:
+    async with tiny_pipelines(scheduler=CHUNKS) as pipeline:
+        await pipeline.ask(**JOB)
+        before = await at_rest(pipeline)
+        with point.gate(pipeline) as gate:
+            job = await pipeline.submit(**JOB, cache_salt="another time")
+            await gate.wait()
+            is_first_end = await cancel_job(pipeline.bus, "default", job, Cancelled("not wanted any more"))
+            # The job itself goes on, or has ended, while the worker that is done with it stands still.
+            assert is_first_end or point.after
+            num_calls = gate.num_calls
+        await nothing_left(pipeline, before)
+        assert gate.num_calls <= num_calls, "nothing was begun for it after that"
+        *events, end = await events_of(pipeline, job)
+        assert isinstance(end, Error) and end.code == "cancelled" if is_first_end else isinstance(end, Done)
+        assert not any(is_end(event) for event in events)
+        assert (await pipeline.ask(**JOB)).essence, "and the next one is served"
+
+
+@pytest.mark.parametrize("stage", [Stage.PREFILL, Stage.DECODE])
+async def test_cancelled_while_nobody_has_it(tiny_pipelines: Pipelines, stage: Stage) -> None:
+    """In the queue of prefill; or its blocks are stored, and the hand-off waits for a decode worker."""
+    async with tiny_pipelines(scheduler=CHUNKS) as pipeline:
+        whole = await pipeline.ask(**JOB)
+        before = await at_rest(pipeline)
+    async with await Bus.connect(pipeline.url) as pipeline.bus:
+        if stage is Stage.PREFILL:
+            job = await pipeline.submit(**JOB)
+        else:
+            job = await leave(pipeline, handoff_of(pipeline, JOB, whole.events[:3]), whole.events[:3])
+        assert await cancel_job(pipeline.bus, "default", job, Cancelled("not wanted any more"))
+    async with tiny_pipelines(scheduler=CHUNKS) as pipeline:
+        assert (await pipeline.ask(**JOB)).essence == whole.essence
+        await nothing_left(pipeline, before)
+        *events, end = await events_of(pipeline, job)
+        assert isinstance(end, Error) and end.code == "cancelled" and not any(is_end(event) for event in events)
+
+
+async def expire_at(pipeline: LocalPipeline, point: Point, deadline: str) -> Answer:
+    """The stream of a job whose `deadline` passes while it stands still at `point`."""
+    for timeout_s in TIMEOUTS_S:
+        with point.gate(pipeline) as gate:
+            job = await pipeline.submit(**JOB, cache_salt=f"{timeout_s}", **{deadline: timeout_s})
+            reading = asyncio.create_task(pipeline.read(job))
+            reaching = asyncio.create_task(gate.reached.wait())
+            await asyncio.wait([reading, reaching], return_when=asyncio.FIRST_COMPLETED)
+            reaching.cancel()
+            answer = await reading
+            num_calls = gate.num_calls
+        if gate.reached.is_set():
+            assert gate.num_calls == num_calls, "nothing was begun for it after its end"
+            return answer
+    raise AssertionError(f"{point.name} was not reached in {TIMEOUTS_S[-1]} s")
+
+
+@pytest.mark.parametrize(
+    ("point", "deadline"),
+    [
+        *((point, "ttft_timeout_s") for point in PREFILL_POINTS[:3]),
+        *((point, "timeout_s") for point in [*PREFILL_POINTS[:-1], *DECODE_POINTS[1:-1]]),
+    ],
+    ids=lambda value: value.name if isinstance(value, Point) else value,
+)
+async def test_a_deadline_passes(tiny_pipelines: Pipelines, point: Point, deadline: str) -> None:
+    """Never as a `finish` for length: the reader must not take it for a whole answer."""
+    async with tiny_pipelines(scheduler=CHUNKS) as pipeline:
+        await pipeline.ask(**JOB)
+        before = await at_rest(pipeline)
+        answer = await expire_at(pipeline, point, deadline)
+        assert isinstance(answer.end, Error) and answer.end.code == "deadline_exceeded"
+        assert not any(isinstance(event, Finish) for event in answer.events)
+        await nothing_left(pipeline, before)
