@@ -117,6 +117,24 @@ async def test_a_frozen_store_costs_the_budget_and_no_pages(executor: ThreadPool
         bench.store.gate.set()
 
 
+async def test_a_budget_is_spent_once_over_all_that_a_job_restores(executor: ThreadPoolExecutor):
+    bench = Bench(executor, fetch_budget_s=0.05)
+    await bench.fill()
+    bench.pool.reserve(NUM_PAGES)
+    resident = await bench.blocks.restore(bench.refs[:1])
+    bench.store.gate.clear()
+    budget = bench.blocks.fetch_budget()
+    try:
+        assert (await bench.blocks.restore(bench.refs[1:], budget)).tokens == 0
+        assert budget.left_s == 0.0
+        bench.blocks._fetch_budget_s = 60.0
+        again = await asyncio.wait_for(bench.blocks.restore(bench.refs, budget), 5)
+        assert again.tokens == BLOCK_TOKENS, "what is resident costs no time"
+    finally:
+        bench.store.gate.set()
+    bench.pool.release([*resident.pages, *again.pages])
+
+
 class LookupPasses(StubStore):
     """Hangs in loads only."""
 

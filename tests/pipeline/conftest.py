@@ -71,16 +71,19 @@ def pipelines(broker: str, files: ModelFiles, text: TextModel, tmp_path: Path) -
 def tiny_pipelines(broker: str, tmp_path: Path) -> Pipelines:
     """`tiny_pipelines(group={key: value})`: a pipeline of the tiny model, with blocks of 16 tokens.
 
-    A worker that goes silent is replaced within a second. `decode_model` stands in for the decode worker's.
+    A worker that goes silent is replaced within a second. `decode_model` stands in for the decode worker's,
+    `url` for the module's broker.
     """
 
     @asynccontextmanager
-    async def start(decode_model: Model | None = None, **groups: dict[str, Any]) -> AsyncIterator[LocalPipeline]:
+    async def start(
+        decode_model: Model | None = None, url: str = broker, **groups: dict[str, Any]
+    ) -> AsyncIterator[LocalPipeline]:
         kv = {"block_tokens": 16, **groups.pop("kv", {})}
         bus = {"ack_wait_s": 0.6, **groups.pop("bus", {})}
         settings = settings_for(tmp_path, kv=kv, bus=bus, **groups)
         models = (tiny_models()[0], decode_model or tiny_models()[1])
-        async with run_pipeline(broker, tiny_files(), tiny_pipeline_text(), models, (settings, settings)) as pipeline:
+        async with run_pipeline(url, tiny_files(), tiny_pipeline_text(), models, (settings, settings)) as pipeline:
             yield pipeline
 
     return start
