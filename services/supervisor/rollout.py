@@ -57,6 +57,7 @@ class Rollout:
                     await self._until_it_serves(newcomer)
             except SetupError:
                 await asyncio.gather(*(newcomer.child.stop(self._grace_s) for newcomer in newcomers))
+                await asyncio.gather(*(newcomer.keeping for newcomer in newcomers), return_exceptions=True)
                 raise
             for newcomer in newcomers:
                 self._say(f"draining the old {newcomer.old.name}")

@@ -38,3 +38,9 @@ def test_a_stable_life_forgives() -> None:
 def test_wrong_settings_do_not_heal() -> None:
     assert Backoff().died(SETUP_EXIT_CODE, 0.3) is None
     assert Backoff().died(SETUP_EXIT_CODE, STABLE_S) is not None
+
+
+def test_who_was_told_to_go_is_replaced_at_once_however_often() -> None:
+    backoff = Backoff()
+    assert {backoff.died(0, 3.0) for _ in range(100)} == {FIRST_DELAY_S}
+    assert backoff.died(1, 0.5) == FIRST_DELAY_S

@@ -1,6 +1,7 @@
 """One pipeline a data folder, which other commands can find."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -72,3 +73,41 @@ def test_children_get_the_real_addresses_their_own_cores_and_ports() -> None:
     assert {(child.bus.url, child.api.port) for child in loaded.values()} == {("nats://here:1", 1234)}
     assert not plan.crowded(settings, 4)
     assert plan.crowded(settings, 5)
+
+
+def test_workers_that_replace_others_have_ports_of_their_own() -> None:
+    asked = config.load(env={}, overrides={"compute.cores": "0-3", "api.metrics_port": 9000})
+    settings = plan.with_addresses(asked, "nats://here:1", 1234)
+    first = plan.worker_programs(settings, 1, 2)
+    mixed = [*plan.worker_programs(settings, 1, 2, beside=first)[:2], first[2]]  # a rollout that was given up
+    ports = [[config.load(env=program.env).api.metrics_port for program in programs] for programs in (first, mixed)]
+    assert ports == [[9001, 9002, 9003], [9004, 9005, 9003]]
+    third = plan.worker_programs(settings, 1, 2, rolling=True, beside=mixed)
+    assert [config.load(env=program.env).api.metrics_port for program in third] == [9001, 9002, 9006]
+    assert all(program.argv[-1] == "--rolling" for program in third)
+    assert not any("--rolling" in program.argv for program in first)
+
+
+def test_only_what_concerns_workers_alone_may_change_under_a_running_pipeline() -> None:
+    old = config.load(env={}, overrides={"api.port": 0})
+    new = config.load(env={}, overrides={"api.port": 0, "compute.dtype": "float32", "scheduler.grace_s": 1.0})
+    assert plan.reloaded(old, new) is new
+    for name, value in (("api.port", 81), ("bus.tenant", "t"), ("kv.data_dir", "x"), ("compute.model", "y")):
+        with pytest.raises(SetupError, match=rf"{name} changed"):
+            plan.reloaded(old, config.load(env={}, overrides={"api.port": 0, name: value}))
+
+
+def test_a_change_of_build_is_allowed_for_the_rollout_that_was_asked_for(tmp_path: Path) -> None:
+    rung = []
+    before = signal.signal(signal.SIGHUP, lambda *_: rung.append(1))
+    try:
+        for rolling in (True, False):
+            runtime_file.ask_for_rollout(tmp_path, HERE, rolling=rolling)
+            assert runtime_file.may_change_build(tmp_path) is rolling
+            assert runtime_file.may_change_build(tmp_path) is False
+        runtime_file.ask_for_rollout(tmp_path, HERE, rolling=True)
+        runtime_file.ask_for_rollout(tmp_path, HERE, rolling=False)
+        assert runtime_file.may_change_build(tmp_path) is False, "the later word counts"
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert len(rung) == 4
