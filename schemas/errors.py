@@ -13,6 +13,7 @@ class Settle(enum.Enum):
 
     ACK = "ack"  # done, or ended for good: forget the message
     REDELIVER = "redeliver"  # somebody may do better a little later
+    HAND_BACK = "hand_back"  # the worker leaves: the next one goes on at once, before what is queued
     DEAD_LETTER = "dead_letter"  # keep a copy on kvrelay.dead.<tenant>.<job>, then forget it
     DROP = "drop"  # the claim is not ours any more: settle nothing
 
@@ -123,6 +124,12 @@ class ClaimLost(KvrelayError):
     """Another worker has the job: stop, and leave its message alone."""
 
     settle = Settle.DROP
+
+
+class HandedBack(KvrelayError):
+    """The worker leaves, and the job goes on in another one from the events and blocks that are stored."""
+
+    settle = Settle.HAND_BACK
 
 
 class Poisoned(KvrelayError):

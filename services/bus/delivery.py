@@ -30,7 +30,7 @@ REDELIVER_DELAY_S = 1.0
 ACK = b"+ACK"
 PROGRESS = b"+WPI"
 TERM = b"+TERM"
-NAK = b"-NAK "
+NAK = b"-NAK"
 
 
 @dataclass(frozen=True)
@@ -208,4 +208,6 @@ def _answer(how: Settle, delay_s: float) -> bytes:
         return ACK
     if how is Settle.DEAD_LETTER:
         return TERM
-    return NAK + msgspec.json.encode({"delay": int(delay_s * NS)})
+    if how is Settle.HAND_BACK:
+        return NAK
+    return NAK + b" " + msgspec.json.encode({"delay": int(delay_s * NS)})

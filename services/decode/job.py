@@ -5,7 +5,7 @@ import contextlib
 import time
 from typing import NamedTuple
 
-from schemas.errors import ClaimLost, InvalidRequest
+from schemas.errors import ClaimLost, HandedBack, InvalidRequest
 from schemas.handoff import Handoff, handed_on, start_event
 from schemas.subjects import Stage
 from services import telemetry
@@ -162,13 +162,20 @@ class DecodeJob:
         generation.last_token_s = now_s
 
     async def _hand_back(self) -> PassedOn:
-        """Stores what is computed and gives the job to another worker of the build."""
+        """Stores what is computed and gives the job to another worker of the build.
+
+        Raises `HandedBack` when this delivery has made an event: the message goes to the next worker before all that
+        waits in the queue. Otherwise that would count against the job, so it queues again.
+        """
         unfinished = [generation for generation in self._generations if not generation.choice.finished]
         await self._batch.withdraw([generation.sequence for generation in unfinished])
         for generation in unfinished:
             generation.saver.save_partial(generation.sequence)
             await generation.saver.stored_blocks(0)
-        return PassedOn(await self._handed_on(), Stage.DECODE)
+        handoff = await self._handed_on()
+        if self._run.writer.published:
+            raise HandedBack("the worker leaves")
+        return PassedOn(handoff, Stage.DECODE)
 
     async def _handed_on(self, **changes: object) -> Handoff:
         last = await self._run.settled()

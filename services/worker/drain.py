@@ -28,14 +28,16 @@ class Drain:
 
     async def run(
         self,
-        taking: asyncio.Task[None],
         is_queue_empty: Callable[[], Awaitable[bool]],
+        stop_taking: Callable[[], Awaitable[None]],
         hand_back: Callable[[], None],
     ) -> None:
-        """`taking` takes jobs until it is cancelled here; `hand_back` makes those that run leave."""
+        """Jobs are taken until `stop_taking`; `hand_back` makes those that run leave."""
         if self._peers.is_last_stage:
             await self._finish_queue(is_queue_empty)
-        taking.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._grace.left_s(FINISH_SHARE)):
+                await stop_taking()  # first, or what is handed back would come here again
         if not self._peers.is_last_stage:
             await self._wait_for_jobs(FINISH_SHARE)
         hand_back()

@@ -48,7 +48,7 @@ class Curfew:
             self._timer.start()
 
     def _time_is_up(self) -> None:
-        log.error("the grace is over and something still hangs: leaving it")
+        log.warning("the grace is over, something hangs or is slow: leaving it")
         os._exit(0)
 
 

@@ -103,8 +103,15 @@ class WorkerProcess:
             asyncio.create_task(self._watch_queues(), name="queues"),
             asyncio.create_task(self._watch_takers(), name="takers"),
             asyncio.create_task(Strays(self._bus, self._beats, self._runtime.text.slug).run(), name="strays"),
-            asyncio.create_task(self._take_jobs(queue), name="take jobs"),
         ]
+        taking = asyncio.create_task(self._take_jobs(queue), name="take jobs")
+        loops.append(taking)
+
+        async def stop_taking() -> None:
+            taking.cancel()
+            await asyncio.gather(taking, return_exceptions=True)
+            await queue.close()
+
         stopping = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait([*loops, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -114,7 +121,7 @@ class WorkerProcess:
             drain = Drain(self._runtime.settings.scheduler.grace_s, self._peers, self._jobs)
             self.state = "draining"
             await beat_now()
-            await drain.run(loops.pop(), self._is_queue_empty, self._role.hand_back)
+            await drain.run(self._is_queue_empty, stop_taking, self._role.hand_back)
         finally:
             stopping.cancel()
             for loop in loops:
