@@ -8,7 +8,7 @@ are the single messages that others write: the gateway's `accepted`, and ends.
 import asyncio
 from collections.abc import Mapping
 
-from schemas.errors import BusUnavailable, KvrelayError
+from schemas.errors import BusUnavailable, KvrelayError, QueueFull
 from schemas.events import Accepted, End, Error, Event, encode_events
 from schemas.subjects import CLAIM_HEADER, EXPECTED_LAST_SUBJECT_SEQUENCE_HEADER, reply_subject
 from services.bus.connection import Bus, NoResponder
@@ -78,7 +78,7 @@ async def end_job(
                     last = stored.sequence if stored else 0
                     if await append(bus, tenant, job, [end], last, claim, trace) is not None:
                         return True
-                except BusUnavailable:
+                except (BusUnavailable, QueueFull):  # a full stream has room again when old replies expire
                     unsure = True  # our end may have been stored: the next look finds it
                     await asyncio.sleep(delay_s)
                     delay_s = min(2 * delay_s, MAX_RETRY_S)

@@ -21,7 +21,7 @@ from schemas.subjects import (
 from schemas.wire import encode
 from services.bus.connection import Bus, NoResponder
 from services.bus.facts import StreamFacts
-from services.bus.jetstream import publish_stored
+from services.bus.jetstream import STREAM_NOT_FOUND, Refused, call, publish_stored
 from services.bus.message import Headers, header_bytes
 
 RETRY_S = 0.1
@@ -60,11 +60,24 @@ async def submit_job(
     try:
         ack = await publish_stored(bus, prefill_subject(tenant, model, lane), payload, headers)
     except NoResponder as error:
-        raise ModelNotFound(f"no queue for model {model!r} and lane {lane}", param="model") from error
+        raise await _no_queue(bus, model, lane) from error
     except QueueFull as error:
         raise QueueFull(f"the queue of model {model!r} is full: try again later") from error
     created_ms = await bus.part(StreamFacts).created_ms(stream_name(Stage.PREFILL, model))
     return Submitted(ack.seq, created_ms, ack.duplicate)
+
+
+async def _no_queue(bus: Bus, model: str, lane: Lane) -> KvrelayError:
+    """Why nobody took a job: there is no such queue, or its stream has no leader right now."""
+    try:
+        await call(bus, f"STREAM.INFO.{stream_name(Stage.PREFILL, model)}")
+    except Refused as error:
+        if error.err_code == STREAM_NOT_FOUND:
+            return ModelNotFound(f"no queue for model {model!r} and lane {lane}", param="model")
+        return error
+    except BusUnavailable as error:
+        return error
+    return BusUnavailable(f"the queue of model {model!r} has no leader right now: try again")
 
 
 def job_msg_id(tenant: str, job: str) -> str:

@@ -159,14 +159,14 @@ class WorkerProcess:
         while True:
             await self._admission.wait_open()
             await self._peers.wait_for_taker()
-            while not self._role.has_budget(sum(run.is_preparing for run in self._runs.values())):
+            while not self._may_take():
                 self._changed.clear()
                 await self._changed.wait()
             permit = await self._room.enter(1, self._runtime.context_pages)
             delivery = None
             self._num_offered = 1
             try:
-                if self._peers.take_on():
+                if self._peers.take_on() and self._may_take():
                     delivery = await self._room.unless_wanted(queue.next())
             finally:
                 self._num_offered = 0
@@ -177,6 +177,11 @@ class WorkerProcess:
                 self._jobs.add(job)
                 job.add_done_callback(self._jobs.discard)
                 await asyncio.sleep(0)  # its first request goes out before the next job is asked for
+
+    def _may_take(self) -> bool:
+        """Not while the next stage's queue is full: what is taken then would only wait here with a claim."""
+        runs = self._runs.values()
+        return not any(run.is_refused for run in runs) and self._role.has_budget(sum(run.is_preparing for run in runs))
 
     async def _watch_takers(self) -> None:
         """Stops the waiting for a job once nobody would take it on."""
@@ -209,6 +214,7 @@ class WorkerProcess:
                 await asyncio.gather(preparing, return_exceptions=True)
 
     async def _run(self, run: JobRun, address: Address, permit: Permit, prepared: Awaitable[Any]) -> None:
+        run.on_refused = self._room.call_off
         self._runs[address.tenant, address.job] = run
         self._run_began.set()
         try:

@@ -36,6 +36,8 @@ class JobRun:
         self.owner: str | None = None  # the gateway whose death ends the job
         self.is_preparing = True  # has not joined the batch yet
         self.on_event: Callable[[], None] | None = None  # called once, with the next event
+        self.on_refused: Callable[[], None] | None = None  # called when the next stage's queue takes nothing
+        self.is_refused = False
         delivery.on_lost = self._on_claim_lost
         delivery.job = (address.tenant, address.job)
         self.writer = ReplyWriter(
@@ -157,15 +159,25 @@ class JobRun:
         if not self.delivery.held:
             raise ClaimLost(f"the claim on {self.job} lapsed")
         with telemetry.span("handoff", stage=stage, hop=handoff.hop):
-            await publish_handoff(
-                self._bus,
-                handoff,
-                self.delivery.source.model,
-                self.delivery.lane,
-                stage,
-                telemetry.inject(),
-                held=lambda: self.delivery.held,
-            )
+            try:
+                await publish_handoff(
+                    self._bus,
+                    handoff,
+                    self.delivery.source.model,
+                    self.delivery.lane,
+                    stage,
+                    telemetry.inject(),
+                    held=self._goes_on,
+                )
+            finally:
+                self.is_refused = False
+
+    def _goes_on(self) -> bool:
+        """Asked each time the queue of the next stage refuses the job."""
+        self.is_refused = True
+        if self.on_refused is not None:
+            self.on_refused()
+        return self.delivery.held
 
     async def settled(self) -> int:
         """Waits until everything that was put is stored; the sequence of the last message."""
