@@ -1,7 +1,7 @@
-"""nats-py's client with two habits changed that would break a process that lives for weeks."""
+"""nats-py's client with three habits changed that would break a process that lives for weeks."""
 
 from nats import errors
-from nats.aio.client import Client
+from nats.aio.client import Client, Srv
 from nats.aio.subscription import Subscription
 
 
@@ -14,6 +14,13 @@ class ReconnectingClient(Client):
             await super()._process_err(err_msg)
         else:
             await self._process_op_err(errors.Error(f"nats: {err_msg}"))
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        """nats-py leaves a connection that brought no greeting to the garbage collector, and tries the next."""
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None:
+            writer.close()
+        await super()._connect_to_server(s)
 
     def discard_pending(self) -> None:
         """Forgets what was not sent when the connection broke: a late nak would act on the next delivery."""

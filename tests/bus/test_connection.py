@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import time
 
 import pytest
@@ -100,6 +101,27 @@ async def test_requests_leave_nothing_behind(bus: Bus) -> None:
 async def test_nobody_there_is_a_setup_error() -> None:
     with pytest.raises(SetupError, match="no NATS server answers"):
         await Bus.connect("nats://127.0.0.1:1", timeout_s=0.3)
+
+
+async def test_attempts_that_get_no_greeting_are_closed(own_server: NatsServer, make_bus: MakeBus) -> None:
+    """A load balancer in front of a dead broker: it accepts, and hangs up. What stays open is an error of the suite."""
+    bus = await make_bus(own_server.url)
+    port = int(own_server.url.rpartition(":")[2])
+    num_attempts = 0
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_attempts
+        num_attempts += 1
+        writer.close()
+        await writer.wait_closed()
+
+    own_server.kill()
+    async with await asyncio.start_server(hang_up, "127.0.0.1", port), asyncio.timeout(10):
+        while num_attempts < 3:
+            await asyncio.sleep(0.01)
+    own_server.start()
+    await bus.wait_connected(10)
+    gc.collect()
 
 
 async def test_now_follows_the_broker_and_not_the_local_clock(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
