@@ -1,6 +1,7 @@
 """`kvrelay up` as a test drives it: real processes, found by name, killed at will."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -21,6 +22,13 @@ class Up:
         self.process = process
         self.http = http
         self.nats = nats
+
+    @property
+    def names(self) -> list[str]:
+        """Of the children."""
+        running = runtime_file.read(self.data_dir)
+        assert running is not None, "the supervisor is gone"
+        return list(running.pids)
 
     def pid(self, name: str) -> int:
         """Of a child by its name: `prefill-0`, `decode-0`, `gateway`, `nats`. Raises `KeyError`."""
@@ -58,17 +66,18 @@ class Up:
 
 
 @asynccontextmanager
-async def running_up(data_dir: Path, *arguments: str, **env: str) -> AsyncIterator[Up]:
-    """A pipeline on `data_dir` that shares the prepared model with the other tests."""
+async def running_up(data_dir: Path, *arguments: str, log: Path | None = None, **env: str) -> AsyncIterator[Up]:
+    """A pipeline on `data_dir` that shares the prepared model with the other tests; logs to `log`, or to stderr."""
     default_model()
     data_dir.mkdir(parents=True, exist_ok=True)
     if not (data_dir / "models").exists():
         (data_dir / "models").symlink_to(DATA_DIR / "models")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "services.cli.main", "up", "--data", str(data_dir), "--port", "0", *arguments,
-        env={**os.environ, "KVRELAY_API_METRICS_PORT": "-1", "KVRELAY_SCHEDULER_GRACE_S": "2", **env},
-        stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    with contextlib.nullcontext() if log is None else log.open("wb") as stderr:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "services.cli.main", "up", "--data", str(data_dir), "--port", "0", *arguments,
+            env={**os.environ, "KVRELAY_API_METRICS_PORT": "-1", "KVRELAY_SCHEDULER_GRACE_S": "2", **env},
+            stdout=asyncio.subprocess.PIPE, stderr=stderr,
+        )  # fmt: skip
     assert process.stdout is not None
     try:
         line = await asyncio.wait_for(process.stdout.readline(), READY_TIMEOUT_S)
