@@ -47,6 +47,12 @@ class InvalidRequest(KvrelayError):
     http_status = 400
 
 
+class Undecodable(InvalidRequest):
+    """Bytes that are no message of ours at all: whoever sent them may not hear of it, so they are kept."""
+
+    settle = Settle.DEAD_LETTER
+
+
 class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from schemas.errors import InvalidRequest
+from schemas.errors import InvalidRequest, Undecodable, UnsupportedVersion
 from schemas.events import Logprobs, Start
 from schemas.job import OnDisconnect, Sampling
 from schemas.wire import WIRE_VERSION, decode_versioned
@@ -59,8 +59,13 @@ _decoder = msgspec.json.Decoder(Handoff)
 
 
 def parse_handoff(data: bytes) -> Handoff:
-    """Raises `UnsupportedVersion` or `InvalidRequest`."""
-    return decode_versioned(_decoder, data)
+    """Raises `UnsupportedVersion` or `Undecodable`: no client can mend a hand-off."""
+    try:
+        return decode_versioned(_decoder, data)
+    except UnsupportedVersion:
+        raise
+    except InvalidRequest as error:
+        raise Undecodable(error.message, param=error.param) from error
 
 
 def handed_on(handoff: Handoff, **changes: Any) -> Handoff:

@@ -2,7 +2,9 @@
 
 import enum
 import hashlib
+import itertools
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from schemas.errors import InvalidRequest
@@ -13,6 +15,14 @@ CLAIM_HEADER = "Kvrelay-Claim"
 WORKER_HEADER = "Kvrelay-Worker"
 MSG_ID_HEADER = "Nats-Msg-Id"
 EXPECTED_LAST_SUBJECT_SEQUENCE_HEADER = "Nats-Expected-Last-Subject-Sequence"
+
+# Of a dead letter: why it is one, and the message that it was.
+CODE_HEADER = "Kvrelay-Code"
+REASON_HEADER = "Kvrelay-Reason"
+ORIGIN_HEADER = "Kvrelay-Origin"
+SUBJECT_HEADER = "Kvrelay-Subject"
+DELIVERIES_HEADER = "Kvrelay-Deliveries"
+TRUNCATED_HEADER = "Kvrelay-Truncated"  # bytes of the whole payload
 
 REPLIES_STREAM = "KVRELAY_REPLIES"
 RESULTS_STREAM = "KVRELAY_RESULTS"
@@ -106,6 +116,26 @@ def tenant_and_lane(prefill: str) -> tuple[str, Lane]:
     return check_slug(tenant, "tenant"), Lane(lane)
 
 
+class QueueSubject(NamedTuple):
+    """The subject of a job or a hand-off. A job has a tenant there, a hand-off a build."""
+
+    stage: Stage
+    model: str
+    lane: Lane
+    tenant: str | None = None
+    build: str | None = None
+
+
+def parse_queue_subject(subject: str) -> QueueSubject:
+    """Raises `InvalidRequest` for any other subject."""
+    match subject.split("."):
+        case ["kvrelay", Stage.PREFILL, tenant, model, lane] if lane in list(Lane):
+            return QueueSubject(Stage.PREFILL, model, Lane(lane), tenant=tenant)
+        case ["kvrelay", Stage.REWORK | Stage.DECODE as stage, model, build, lane] if lane in list(Lane):
+            return QueueSubject(Stage(stage), model, Lane(lane), build=build)
+    raise InvalidRequest(f"{subject[:200]!r} is no subject of a work queue")
+
+
 def stream_name(stage: Stage, model: str) -> str:
     return f"KVRELAY_{stage.upper()}_{model}"
 
@@ -179,6 +209,13 @@ def derived_seed(tenant: str, job: str) -> int:
     """Seed of a job that was published without one: 63 bits, the same for every delivery."""
     digest = hashlib.blake2b(f"{tenant}.{job}".encode(), digest_size=8, person=b"kvrelay-seed").digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def retry_ids(job: str) -> Iterator[str]:
+    """The ids under which a dead job may be published again, in order: `a-r1`, `a-r2` and so on for `a`."""
+    retried = re.fullmatch(r"(.+)-r(\d{1,9})", job)
+    base, before = (retried[1], int(retried[2])) if retried else (job, 0)
+    return (retry_id(base, attempt) for attempt in itertools.count(before + 1))
 
 
 def retry_id(job: str, attempt: int) -> str:

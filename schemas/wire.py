@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from schemas.errors import InvalidRequest, KvrelayError, UnsupportedVersion
+from schemas.errors import InvalidRequest, KvrelayError, Undecodable, UnsupportedVersion
 
 WIRE_VERSION = 1
 MAX_DEPTH = 64
@@ -39,7 +39,7 @@ def decode_versioned(decoder: "msgspec.json.Decoder[T]", data: bytes) -> T:
 
 
 def translate(decoder: "msgspec.json.Decoder[T]", data: bytes) -> T:
-    """`decoder.decode(data)` with msgspec's errors turned into `InvalidRequest`."""
+    """`decoder.decode(data)` with msgspec's errors turned into `InvalidRequest`: `Undecodable` if it is no object."""
     try:
         return decoder.decode(data)
     except KvrelayError:
@@ -52,6 +52,8 @@ def translate(decoder: "msgspec.json.Decoder[T]", data: bytes) -> T:
         path = found.group(1) if found else None
         if path is None and (unknown := re.search(r"unknown field `([^`]*)`", str(error))):
             path = unknown.group(1)
+        if path is None and str(error).startswith("Expected `object`"):
+            raise Undecodable(str(error)) from error
         raise InvalidRequest(str(error), param=path or None) from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise _malformed(data, error) from error
@@ -62,15 +64,15 @@ def _malformed(data: bytes, error: Exception) -> InvalidRequest:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as bad:
-        return InvalidRequest(f"the body is not UTF-8 (byte {bad.start})")
+        return Undecodable(f"the body is not UTF-8 (byte {bad.start})")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return InvalidRequest(f"the body is not valid JSON: {error}")
+        return Undecodable(f"the body is not valid JSON: {error}")
     path = find_lone_surrogate(value)
     if path is not None:
         return InvalidRequest(f"{path} contains a lone surrogate, which is not text", param=path)
-    return InvalidRequest(f"the body is not valid JSON: {error}")
+    return Undecodable(f"the body is not valid JSON: {error}")
 
 
 def find_lone_surrogate(value: Any, path: str = "", depth: int = 0) -> str | None:

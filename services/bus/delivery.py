@@ -16,10 +16,10 @@ from nats.aio.msg import Msg
 
 from schemas.errors import BusUnavailable, Internal, InvalidRequest, KvrelayError, Settle
 from schemas.subjects import DEFAULT_TENANT, MSG_ID_HEADER, Lane, Stage, check_job_id, claim, derived_job_id
+from services.bus.burial import GivenUp, bury
 from services.bus.clock import elapsed_s
 from services.bus.connection import Bus
 from services.bus.progress import Progress
-from services.bus.publish import dead_letter
 from services.bus.streams import NS, Source
 
 log = logging.getLogger("kvrelay.bus")
@@ -132,7 +132,8 @@ class Delivery:
 
     async def _bury(self, error: KvrelayError) -> None:
         tenant, job = self._names()
-        await dead_letter(self._bus, tenant, job, self.data, error, self.origin, self.subject)
+        message = GivenUp(self.data, self.subject, self.origin, self.num_delivered)
+        await bury(self._bus, tenant, job, message, error)
 
     def _names(self) -> tuple[str, str]:
         """(tenant, job) for the dead letter's subject: as the worker found out, else without reading the payload."""

@@ -1,4 +1,4 @@
-"""Publishes to the work queues and the dead letters: each is stored, or an error says why not."""
+"""Publishes to the work queues: each message is stored, or an error says why not."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,6 @@ from schemas.subjects import (
     MSG_ID_HEADER,
     Lane,
     Stage,
-    dead_subject,
     decode_subject,
     derived_job_id,
     handoff_msg_id,
@@ -22,17 +21,10 @@ from schemas.wire import encode
 from services.bus.connection import Bus, NoResponder
 from services.bus.facts import StreamFacts
 from services.bus.jetstream import STREAM_NOT_FOUND, Refused, call, publish_stored
-from services.bus.message import Headers, header_bytes
+from services.bus.message import Headers
 
 RETRY_S = 0.1
 MAX_RETRY_S = 1.0
-
-CODE_HEADER = "Kvrelay-Code"
-REASON_HEADER = "Kvrelay-Reason"
-ORIGIN_HEADER = "Kvrelay-Origin"
-SUBJECT_HEADER = "Kvrelay-Subject"
-TRUNCATED_HEADER = "Kvrelay-Truncated"  # bytes of the whole payload
-MAX_REASON_CHARS = 1_000
 
 
 @dataclass(frozen=True)
@@ -114,25 +106,3 @@ async def publish_handoff(
             if not held():
                 raise
         delay_s = min(2 * delay_s, MAX_RETRY_S)
-
-
-async def dead_letter(
-    bus: Bus, tenant: str, job: str, payload: bytes, error: KvrelayError, origin: str, subject: str
-) -> None:
-    """Keeps a message that is given up, with the reason and where it came from. Raises `BusUnavailable`.
-
-    One delivery may do this twice; the id keeps the first for some minutes. Of a payload that leaves no room for
-    these headers, the beginning is kept.
-    """
-    headers = {
-        MSG_ID_HEADER: f"{tenant}.{job}.dead.{origin}",
-        CODE_HEADER: error.code,
-        REASON_HEADER: " ".join(error.message.split())[:MAX_REASON_CHARS],
-        ORIGIN_HEADER: origin,
-        SUBJECT_HEADER: subject,
-    }
-    room = bus.max_payload - header_bytes(headers)
-    if len(payload) > room:
-        headers[TRUNCATED_HEADER] = str(len(payload))
-        payload = payload[: bus.max_payload - header_bytes(headers)]
-    await publish_stored(bus, dead_subject(tenant, job), payload, headers)

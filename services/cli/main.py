@@ -21,6 +21,8 @@ _COMMANDS = {
     "restart": "services.cli.restart:restart",
     "generate": "services.cli.generate:generate",
     "chat": "services.cli.chat:chat",
+    "job": "services.cli.job:job",
+    "dead": "services.cli.dead:dead",
     "model": "services.cli.model:model",
     "config": "services.cli.show_config:config",
     "doctor": "services.cli.doctor:doctor",
@@ -35,6 +37,8 @@ Examples:
   kvrelay generate "What is the capital of France?"
   kvrelay generate --raw --json --max-tokens 20 "Here is the English alphabet: ABC"
   kvrelay chat
+  kvrelay job show hello-1                   what became of a job
+  kvrelay dead ls                            jobs that were given up
   kvrelay prefill --nats nats://queue:4222   one worker for a NATS that runs elsewhere
   kvrelay workers                            who works, and on what
   kvrelay drain decode-4711-1f2e3d4c         let a worker leave; its jobs go on elsewhere

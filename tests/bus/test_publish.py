@@ -7,9 +7,10 @@ from schemas.errors import ModelNotFound, Poisoned, QueueFull, TooLarge
 from schemas.handoff import Handoff, parse_handoff
 from schemas.job import Sampling
 from schemas.subjects import MSG_ID_HEADER, Lane, Stage, dead_subject, prefill_subject, stream_name
+from services.bus.burial import GivenUp, bury
 from services.bus.connection import Bus, NoResponder
 from services.bus.jetstream import call, publish_stored
-from services.bus.publish import dead_letter, job_msg_id, publish_handoff, submit_job
+from services.bus.publish import job_msg_id, publish_handoff, submit_job
 from services.bus.queue import WorkQueue
 from services.bus.server import NatsServer
 from services.bus.streams import Source, ensure_streams
@@ -126,12 +127,12 @@ async def test_a_handoff_is_tried_again_while_the_claim_is_held(bus: Bus, model:
 async def test_a_dead_letter_keeps_the_payload_and_the_reason(bus: Bus) -> None:
     await ensure_streams(bus, "dead")
     for _ in range(2):
-        await dead_letter(
-            bus, "acme", "j1", b"not json", Poisoned("three\r\ntimes"), "5-6", "kvrelay.prefill.acme.m.batch"
-        )
+        given_up = GivenUp(b"not json", "kvrelay.prefill.acme.m.batch", "5-6", 4)
+        await bury(bus, "acme", "j1", given_up, Poisoned("three\r\ntimes"))
     message = await bus.request(f"$JS.API.DIRECT.GET.KVRELAY_DEAD.{dead_subject('acme', 'j1')}")
     assert message.data == b"not json"
     assert message.headers is not None
     assert message.headers["Kvrelay-Code"] == "poisoned"
     assert message.headers["Kvrelay-Reason"] == "three times"
+    assert message.headers["Kvrelay-Deliveries"] == "4"
     assert (await call(bus, "STREAM.INFO.KVRELAY_DEAD"))["state"]["messages"] == 1

@@ -24,8 +24,8 @@ def kvrelay(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProce
     )
 
 
-COMMANDS = ["up", "prefill", "decode", "gateway", "workers", "drain", "restart"]
-COMMANDS += ["generate", "chat", "model", "config", "doctor", "bench", "demo"]
+COMMANDS = ["up", "prefill", "decode", "gateway", "workers", "drain", "restart", "generate", "chat", "job", "dead"]
+COMMANDS += ["model", "config", "doctor", "bench", "demo"]
 
 
 def test_help_lists_every_command_with_examples(tmp_path: Path) -> None:
@@ -53,6 +53,12 @@ def test_every_command_has_help(command: str, tmp_path: Path) -> None:
         (["generate", "--logit-bias", "a=1", "hi"], "--logit-bias"),
         (["chat", "--n", "2"], "one answer a turn"),
         (["generate", "hi"], "no pipeline runs on"),
+        (["job", "show", "hello-1"], "no pipeline runs on"),
+        (["job", "show"], "Missing argument"),
+        (["dead", "ls"], "no pipeline runs on"),
+        (["dead", "show"], "name a job or --seq N"),
+        (["dead", "retry"], "name a job or --seq N, or say --all"),
+        (["dead", "drop", "--all", "hello-1"], "--all takes no ID"),
         (["prefill"], "bus.url is empty"),
         (["workers"], "no pipeline runs on"),
         (["drain"], "name the workers to drain"),
