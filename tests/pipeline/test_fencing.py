@@ -1,12 +1,11 @@
 """A worker that was paused past its claim, at any point of a job, and wakes while or after another one does the job:
 one stream, the very same, settled once. With a duplicate window shorter than the pause: message ids do not help."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from schemas.errors import Settle
 from schemas.events import Done
@@ -19,17 +18,14 @@ from services.bus.history import read_all
 from services.bus.jetstream import call
 from services.bus.publish import publish_handoff
 from services.bus.streams import Source
-from services.decode.role import DecodeRole
-from services.prefill.role import PrefillRole
 from services.worker import run as run_module
 from services.worker.run import JobRun
-from services.worker.runtime import Runtime
 from tests.bus.polling import until
 from tests.pipeline.conftest import Pipelines
 from tests.pipeline.earlier_worker import handoff_of, write
 from tests.pipeline.gate import DECODE_POINTS, NUM_TOKENS, PREFILL_POINTS, Point
-from tests.pipeline.local import LocalPipeline, LocalWorker, run_worker
-from tests.pipeline.tiny import tiny_files, tiny_models, tiny_pipeline_text
+from tests.pipeline.local import LocalPipeline, LocalWorker
+from tests.pipeline.second_worker import second_worker
 
 WINDOW_S = 0.2  # less than ack_wait
 JOB: dict[str, Any] = {
@@ -78,21 +74,6 @@ def handed_off(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(run_module, "publish_handoff", recorded)
     return jobs
-
-
-@asynccontextmanager
-async def second_worker(
-    pipeline: LocalPipeline, stage: Stage, max_sequences: int | None = None
-) -> AsyncIterator[LocalWorker]:
-    make_role = DecodeRole if stage is Stage.DECODE else PrefillRole
-    settings = pipeline.decode.settings
-    if max_sequences is not None:
-        scheduler = replace(settings.scheduler, max_sequences=max_sequences)
-        settings = replace(settings, scheduler=scheduler)
-    runtime = Runtime(settings, tiny_files(), tiny_pipeline_text(), tiny_models()[2])
-    async with run_worker(pipeline.url, runtime, make_role) as worker:
-        await pipeline.decode_worker.publisher.beat()  # a prefill worker takes jobs from when it heard one
-        yield worker
 
 
 async def shorten_window(pipeline: LocalPipeline) -> None:
