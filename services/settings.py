@@ -35,7 +35,13 @@ class Scheduler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         int, key("memory for KV pages in each worker; 0: enough for `max_sequences`, within the machine", "bytes", ge=0)
     ] = 0
     grace_s: Annotated[
-        float, key("on SIGTERM, time to finish running jobs before they are handed back", "s", ge=0.0, le=3600.0)
+        float,
+        key(
+            "on SIGTERM or `kvrelay drain`, time in which jobs end or are handed back and the process exits",
+            "s",
+            ge=0.0,
+            le=3600.0,
+        ),
     ] = 10.0
 
 

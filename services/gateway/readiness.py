@@ -52,15 +52,17 @@ class Readiness:
         if not await self._beats.wait_for(lambda _: self._missing_role(slug) is None, patience_s):
             raise NoWorker(f"no {self._missing_role(slug)} worker of {slug} is running: try again later")
 
-    def has_build(self, slug: str, build: str) -> bool:
-        """Whether workers of both kinds of `build` ("": of any build) live, in whatever state.
+    def can_end(self, slug: str, build: str, has_token: bool) -> bool:
+        """Whether workers live, in whatever state, that can end a job which `build` ("": nobody yet) has begun.
 
-        True while the bus is away: nothing is heard then, and nothing could be ended either.
+        Decode workers of that build can do all of it, once a prefill worker of any build has passed it on. True while
+        the bus is away: nothing is heard then, and nothing could be ended either.
         """
-        live = self._live(slug)
         if not self._bus.connected:
             return True
-        return all(any(beat.role == role and build in ("", beat.build) for beat in live) for role in _WORKERS)
+        live = self._live(slug)
+        is_read = has_token or any(beat.role == "prefill" for beat in live)
+        return is_read and any(beat.role == "decode" and build in ("", beat.build) for beat in live)
 
     def _live(self, slug: str) -> list[Beat]:
         return [beat for beat in self._beats.alive() if beat.model == slug and beat.role in _WORKERS]

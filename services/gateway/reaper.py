@@ -10,13 +10,16 @@ from services.gateway.readiness import Readiness
 
 INTERVAL_S = 0.25
 
+Needs = tuple[str, str, bool]
+"""Model, build ("" for any) and whether the job has a token: who can end it."""
+
 
 class Reaper:
     def __init__(self, exchange: Exchange, readiness: Readiness, silent_after_s: float = BUILD_SILENT_AFTER_S) -> None:
         self._exchange = exchange
         self._readiness = readiness
         self._silent_after_s = silent_after_s
-        self._silent_since_s: dict[tuple[str, str], float] = {}  # (model, build) without both kinds of worker
+        self._silent_since_s: dict[Needs, float] = {}  # what no workers are there for
 
     async def run(self) -> None:
         while True:
@@ -36,14 +39,18 @@ class Reaper:
 
     def _note_silence(self, now_s: float) -> None:
         """Who is heard again, or has no jobs, is forgotten."""
-        wanted = {(job.model, job.build) for job in self._exchange.jobs.values()}
-        silent = {key for key in wanted if not self._readiness.has_build(*key)}
-        self._silent_since_s = {key: self._silent_since_s.get(key, now_s) for key in silent}
+        wanted = {_needs(job) for job in self._exchange.jobs.values()}
+        silent = {needs for needs in wanted if not self._readiness.can_end(*needs)}
+        self._silent_since_s = {needs: self._silent_since_s.get(needs, now_s) for needs in silent}
 
     def _abandoned(self, job: OpenJob, now_s: float) -> KvrelayError | None:
-        since_s = self._silent_since_s.get((job.model, job.build))
+        since_s = self._silent_since_s.get(_needs(job))
         if since_s is None or now_s - since_s < self._silent_after_s:
             return None
         if job.build:
             return BuildGone(f"the workers of build {job.build} are gone, and with them this request")
         return NoWorker(f"the workers of {job.model} are gone: try again later")
+
+
+def _needs(job: OpenJob) -> Needs:
+    return job.model, job.build, job.has_token

@@ -4,13 +4,16 @@ import asyncio
 import json
 import socket
 import struct
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from schemas.beat import Beat
 from schemas.errors import KvrelayError
 from schemas.events import Error
 from services.bus.history import read_all
+from services.gateway.catalog import Catalog
 from services.gateway.exchange import Exchange
 from services.gateway.inbox import Inbox
 from services.gateway.open_job import OpenJob
@@ -250,7 +253,7 @@ class NoBuilds(Readiness):
     def __init__(self) -> None:
         pass
 
-    def has_build(self, slug: str, build: str) -> bool:
+    def can_end(self, slug: str, build: str, has_token: bool) -> bool:
         return build == "alive"
 
 
@@ -297,3 +300,29 @@ def test_silence_is_counted_anew_after_a_sign_of_life() -> None:
     job.build = "dead"
     reaper.reap(170.0)
     assert exchange.ends == {}
+
+
+@pytest.mark.parametrize(
+    ("alive", "begun", "has_token", "expected"),
+    [
+        ("prefill:old decode:old", "old", False, True),
+        ("prefill:new decode:old", "old", False, True),  # another build's prefill passes it on
+        ("decode:old", "old", True, True),  # the old prefill workers went first
+        ("decode:old", "old", False, False),
+        ("prefill:old decode:new", "old", True, False),
+        ("prefill:new decode:new", "", False, True),
+        ("prefill:new", "", False, False),
+        ("", "old", True, False),
+    ],
+)
+def test_who_can_end_a_job(alive: str, begun: str, has_token: bool, expected: bool) -> None:
+    beats = []
+    for worker in alive.split():
+        role, _, build = worker.partition(":")
+        beats.append(Beat(process=worker, role=role, state="draining", model="m", build=build))  # type: ignore[arg-type]
+    table: Any = SimpleNamespace(alive=lambda: beats)
+    bus: Any = SimpleNamespace(connected=True)
+    readiness = Readiness(bus, table, Catalog({}))
+    assert readiness.can_end("m", begun, has_token) is expected
+    bus.connected = False
+    assert readiness.can_end("m", begun, has_token)

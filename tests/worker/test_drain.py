@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -13,6 +14,7 @@ from schemas.subjects import Stage, stream_name
 from services.bus.beats import BeatPublisher
 from services.bus.connection import Bus
 from services.bus.jetstream import call
+from services.bus.server import NatsServer
 from services.bus.streams import ensure_consumers, ensure_streams
 from services.settings import Scheduler, Settings
 from services.worker.room import Permit
@@ -166,6 +168,19 @@ async def test_a_job_that_hangs_is_left_within_the_grace(bus: Bus):
         assert one.worker.role.handed_back.is_set()
         assert await num_queued(bus, "hangs") == 1, "it comes back"
         assert one.worker.pool.num_held == 0
+
+
+async def test_a_worker_without_its_broker_leaves_all_the_same(tmp_path: Path):
+    with NatsServer(tmp_path, settings=SETTINGS.bus) as own:
+        bus = await Bus.connect(own.url, "worker", SETTINGS.bus)
+        async with bus, serving(bus, "alone", grace_s=0.5) as one:
+            gate = Gate()
+            await one.worker.submit("alone", gate)
+            await asyncio.wait_for(gate.begun.wait(), 10)
+            await asyncio.to_thread(own.kill)
+            one.stop.set()
+            await asyncio.wait_for(one.task, 10)
+            assert one.worker.pool.num_held == 0
 
 
 @pytest.mark.parametrize("gone", ["draining", "stopped"])
