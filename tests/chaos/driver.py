@@ -148,7 +148,9 @@ class Driver:
         assert oracle.is_beginning(stream, reference), shown.job
 
     async def _break(self) -> None:
-        for kind in itertools.islice(faults.in_turn(self._rng), self._plan.max_faults):
+        for kind in faults.in_turn(self._rng):
+            if self.tally.faults.total() >= self._plan.max_faults and self.tally.takeovers >= self._plan.min_takeovers:
+                break
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._plan.fault_every_s * self._rng.uniform(0.6, 1.4)):
                     await self._over.wait()

@@ -21,8 +21,8 @@ from tests.golden.passages import PASSAGES
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(3600)]
 
-NUM_WARM_UP = 350  # more than the blocks that stay in a worker's pages, so that all of them have been used
-NUM_REQUESTS = 2000
+NUM_BLOCKS = 330  # more than a worker's pages: all of them have been used before anything is measured
+NUM_WARM_UP = 70
 NUM_AT_ONCE = 24
 CANCELLED = 0.3
 LONGEST_PATIENCE_S = 4.0
@@ -35,13 +35,14 @@ async def test_requests_and_cancels_leave_nothing_behind(tmp_path: Path, request
     print(f"\nseed {seed}")
     small = {"KVRELAY_SCHEDULER_KV_MEMORY_BYTES": "450000000", "KVRELAY_API_RESUME_GRACE_S": "0.2"}
     async with running_site(tmp_path, num_decode=1, **small) as site:
-        async with await Bus.connect(site.broker.url, "client") as bus, aiohttp.ClientSession() as session:
-            soak = Soak(Clients(bus, site.up.http, session, "soak", random.Random(seed)), bus, random.Random(seed))
+        async with await Bus.connect(site.broker.url, "client") as bus:
+            soak = Soak(site.up.http, bus, random.Random(seed))
+            await soak.run(NUM_BLOCKS, cancelled=0.0)
             await soak.run(NUM_WARM_UP)
             await state.settled(site)
             before = await state.look(site)
             print(f"before: {before}", flush=True)
-            await soak.run(NUM_REQUESTS)
+            await soak.run(request.config.getoption("--requests"))
             await state.settled(site)
             after = await state.returned(site, before, MORE_BYTES)
             print(f"after:  {after}\n{soak.cancelled} of {soak.asked} cancelled", flush=True)
@@ -51,31 +52,35 @@ async def test_requests_and_cancels_leave_nothing_behind(tmp_path: Path, request
 
 
 class Soak:
-    def __init__(self, clients: Clients, bus: Bus, rng: random.Random) -> None:
+    def __init__(self, http: str, bus: Bus, rng: random.Random) -> None:
         self.asked = 0
         self.cancelled = 0
-        self._clients = clients
+        self._http = http
         self._bus = bus
         self._rng = rng
 
-    async def run(self, count: int) -> None:
+    async def run(self, count: int, cancelled: float = CANCELLED) -> None:
+        """Returns when all are answered or cancelled and no connection is open any more."""
         last = self.asked + count
         started_s = time.monotonic()
 
-        async def client() -> None:
+        async def client(clients: Clients) -> None:
             while self.asked < last:
                 self.asked += 1
                 if self.asked % 100 == 0:
                     print(f"[{time.monotonic() - started_s:6.1f} s] {self.asked} asked", flush=True)
-                await self._ask(self.asked)
+                await self._ask(clients, self.asked, cancelled)
 
-        await asyncio.gather(*(client() for _ in range(NUM_AT_ONCE)))
+        async with aiohttp.ClientSession() as session:
+            clients = Clients(self._bus, self._http, session, "soak", self._rng)
+            await asyncio.gather(*(client(clients) for _ in range(NUM_AT_ONCE)))
+        print(f"[{time.monotonic() - started_s:6.1f} s] {self.asked} over", flush=True)
 
-    async def _ask(self, number: int) -> None:
+    async def _ask(self, clients: Clients, number: int, cancelled: float) -> None:
         """A client who does not cancel must be answered whole; one who does closes his connection or says so."""
         order = self._order(number)
-        asking = asyncio.create_task(self._clients.run(order))
-        if self._rng.random() >= CANCELLED:
+        asking = asyncio.create_task(clients.run(order))
+        if self._rng.random() >= cancelled:
             assert (await asking).whole, order
             return
         self.cancelled += 1
