@@ -51,6 +51,7 @@ class Tally:
     takeovers: int = 0
     cut_off: int = 0  # HTTP answers that a gateway took with it
     max_running: int = 0
+    longest_silence_s: float = 0.0  # within a stream
     in_flight: int = 0
 
     def __str__(self) -> str:
@@ -59,6 +60,7 @@ class Tally:
         return (
             f"{self.done} jobs equal ({ways}), {self.in_flight} in flight, at most {self.max_running} running at once, "
             f"{self.takeovers} taken over in mid-stream, {self.cut_off} HTTP answers cut off, "
+            f"at most {self.longest_silence_s:.1f} s of silence in a stream, "
             f"{self.faults.total()} faults ({kinds})"
         )
 
@@ -134,6 +136,7 @@ class Driver:
         self.tally.done += 1
         self.tally.by_way[wanted.way] += 1
         self.tally.takeovers += stream.taken_over
+        self.tally.longest_silence_s = max(self.tally.longest_silence_s, stream.longest_silence_s)
 
     async def _check_cut_off(self, shown: Shown, reference: oracle.Stream) -> None:
         """The job of a gateway that died ends all the same, and what was written of it is right."""

@@ -4,6 +4,7 @@ Reads the replies stream itself, message by message, and not what some reader ma
 """
 
 import asyncio
+import itertools
 from dataclasses import dataclass, field
 
 from schemas.errors import BusUnavailable
@@ -28,7 +29,8 @@ class Stream:
 
     choices: dict[int, Choice]
     end: Done | Error | None
-    taken_over: bool  # tokens lie under two claims of decode
+    taken_over: bool = False  # tokens lie under two claims of decode
+    longest_silence_s: float = 0.0  # between two messages
 
     @property
     def texts(self) -> dict[int, str]:
@@ -46,7 +48,7 @@ async def stored_stream(bus: Bus, job: str) -> Stream:
 
 def stream_of(job: str, messages: list[StoredEvents]) -> Stream:
     """Raises `AssertionError` where an event is missing, doubled, out of order or behind the end."""
-    stream = Stream({}, None, False)
+    stream = Stream({}, None)
     num_starts = 0
     for message in messages:
         for event in message.events:
@@ -56,6 +58,8 @@ def stream_of(job: str, messages: list[StoredEvents]) -> Stream:
     assert num_starts <= 1, f"{job}: {num_starts} starts"
     writers = {m.claim for m in messages if m.claim.startswith(f"{Stage.DECODE}.") and _has_token(m)}
     stream.taken_over = len(writers) > 1
+    gaps_s = [after.stored_at - before.stored_at for before, after in itertools.pairwise(messages)]
+    stream.longest_silence_s = max(gaps_s, default=0.0)
     return stream
 
 

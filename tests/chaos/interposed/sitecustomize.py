@@ -30,7 +30,7 @@ _sleep, _monotonic, _time, _time_ns = time.sleep, time.monotonic, time.time, tim
 def install(page: FaultPage, role: str, kv_folder: str, report_file: str) -> None:
     _install_clock(page, ROLES.index(role))
     for name in _BY_PATH:
-        setattr(os, name, _waiting_for_store(getattr(os, name), page, kv_folder))
+        setattr(os, name, _waiting_for_store(getattr(os, name), page, f"{kv_folder}/"))
     for name in _BY_DESCRIPTOR:
         setattr(os, name, _waiting_for_store(getattr(os, name), page, ""))
     os.writev = _out_of_space(os.writev, page)
@@ -52,7 +52,7 @@ def _waiting_for_store(call: Callable[..., Any], page: FaultPage, folder: str) -
     """`call`, which does not return while the store is frozen; `folder`: only for paths in it."""
 
     def called(target: Any, *arguments: Any, **named: Any) -> Any:
-        if not folder or (isinstance(target, (str, os.PathLike)) and os.fspath(target).startswith(folder)):
+        if not folder or (isinstance(target, (str, os.PathLike)) and f"{os.fspath(target)}/".startswith(folder)):
             while _monotonic() < page.read().frozen_until_s:
                 _sleep(_LOOK_AGAIN_S)
         return call(target, *arguments, **named)
