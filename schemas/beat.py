@@ -18,6 +18,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
 
     `text` names what turns a job into token ids and limits: builds that agree on it read a prompt alike. `model`,
     `build` and `text` are known before the worker is ready; empty until then.
+    `alibis` name the runs of single jobs that ended for no fault of theirs (`services.worker.alibi`).
     """
 
     process: str
@@ -32,6 +33,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""
     pid: int = 0
     uptime_s: float = 0.0
+    alibis: list[str] = []
 
 
 beat_decoder = msgspec.json.Decoder(Beat)

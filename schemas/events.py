@@ -56,6 +56,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="re
     """A delivery died without a new event; the job now runs alone in a worker. `attempt` counts from 1.
 
     Only such lone runs can condemn a job (`poisoned`): who merely shared a worker with the culprit leaves no mark.
+    `attempt` counts those that speak against the job, so it may also come again, or be less than before.
     """
 
     attempt: int

@@ -16,13 +16,18 @@ class Stored(Protocol):
     @property
     def claim(self) -> str: ...
     @property
+    def worker(self) -> str: ...
+    @property
     def events(self) -> list[Event]: ...
 
 
 @dataclass
 class History:
     """`last` is the stream sequence of the last message, 0 when there is none; `writers` of a choice are the claims
-    under which its tokens were written."""
+    under which its tokens were written.
+
+    `num_lone_runs` speak against the job, unless the last of them, under `lone_claim` by `lone_worker`, has an alibi.
+    """
 
     last: int = 0
     start: Start | None = None
@@ -31,6 +36,8 @@ class History:
     writers: dict[int, list[str]] = field(default_factory=dict)
     finished: dict[int, Finish] = field(default_factory=dict)
     num_lone_runs: int = 0
+    lone_claim: str = ""
+    lone_worker: str = ""
     _last_writer: dict[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -40,6 +47,8 @@ class History:
             history.last = message.sequence
             for event in message.events:
                 history._add(event, message.claim)
+                if isinstance(event, Retry):
+                    history.lone_claim, history.lone_worker = message.claim, message.worker
             if any(not isinstance(event, (Retry, Accepted)) for event in message.events):
                 stage_and_hop, _, delivery = message.claim.rpartition(".")
                 if delivery.isdigit():
@@ -59,7 +68,7 @@ class History:
 
     def _add(self, event: Event, claim: str) -> None:
         if isinstance(event, Retry):
-            self.num_lone_runs += 1
+            self.num_lone_runs = event.attempt
             return
         self.num_lone_runs = 0
         if isinstance(event, Start):

@@ -30,6 +30,7 @@ from services.bus.streams import Source
 from services.engine.batch import Batch
 from services.worker.address import Address, address_of
 from services.worker.admission import Admission
+from services.worker.alibi import Alibis, acquit
 from services.worker.drain import Drain
 from services.worker.history import History
 from services.worker.peers import Peers
@@ -84,6 +85,7 @@ class WorkerProcess:
         self._peers = Peers(beats, process, role.name, role.feeds, (runtime.text.slug, runtime.build))
         self._room = Room(runtime.pool, runtime.settings.scheduler.max_sequences)
         self._admission = Admission()
+        self._alibis = Alibis(bus.name, beats)
         self._runs: dict[tuple[str, str], JobRun] = {}
         self._run_began = asyncio.Event()
         self._jobs: set[asyncio.Task[None]] = set()
@@ -120,6 +122,7 @@ class WorkerProcess:
                     loop.result()  # a loop only ends by an error, which ends the process
             drain = Drain(self._runtime.settings.scheduler.grace_s, self._peers, self._jobs)
             self.state = "draining"
+            acquit(self._runs.values())
             await beat_now()
             await drain.run(self._is_queue_empty, stop_taking, self._role.hand_back)
         finally:
@@ -141,6 +144,7 @@ class WorkerProcess:
             capacity=self._room.max_sequences,
             host=socket.gethostname(),
             pid=os.getpid(),
+            alibis=self._alibis.told,
         )
 
     @property
@@ -233,6 +237,7 @@ class WorkerProcess:
             code = "ok"
         except KvrelayError as error:
             code = error.code
+            self._alibis.note(run, error)
             if error.settle in (Settle.ACK, Settle.DEAD_LETTER) and not isinstance(error, IdConflict):
                 await run.end(error)
             raise
@@ -250,14 +255,16 @@ class WorkerProcess:
 
         Without its room: a job that runs may be waiting for that.
         """
-        if run.history.num_lone_runs >= MAX_LONE_RUNS:
+        num_lone_runs = await self._alibis.num_lone_runs(run)
+        if num_lone_runs >= MAX_LONE_RUNS:
             raise Poisoned(f"the job brought its worker down {MAX_LONE_RUNS} times while it ran alone")
         fruitless = run.history.num_fruitless(run.stage, address.hop, run.delivery.num_delivered)
         if fruitless > 0:
             self._role.expect(run)
         await self._admission.enter(run, suspect=fruitless > 0, on_wait=permit.close)
-        if fruitless > 0:
-            run.put(Retry(attempt=run.history.num_lone_runs + 1))
+        if fruitless > 0 and self.state != "draining":
+            run.lone_attempt = num_lone_runs + 1
+            run.put(Retry(attempt=run.lone_attempt))
             await run.settled()
             run.on_event = lambda: self._admission.clear(run)
 

@@ -38,8 +38,10 @@ class JobRun:
         self.on_event: Callable[[], None] | None = None  # called once, with the next event
         self.on_refused: Callable[[], None] | None = None  # called when the next stage's queue takes nothing
         self.is_refused = False
+        self.lone_attempt = 0  # of a run that began alone
         delivery.on_lost = self._on_claim_lost
         delivery.job = (address.tenant, address.job)
+        self.claim = delivery.claim(address.hop)
         self.writer = ReplyWriter(
             bus,
             address.tenant,

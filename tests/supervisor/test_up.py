@@ -83,6 +83,16 @@ def test_the_same_job_again_is_the_same_stream_and_another_is_refused(up: Up) ->
     assert up.generate("--json", "--id", "again", "Something else", exit_code=1) == ""
 
 
+def test_what_became_of_a_job_is_told_by_command_and_over_http(up: Up) -> None:
+    up.generate("--id", "told", FRANCE)
+    command = [*KVRELAY, "job", "show", "--json", "--data", str(up.data_dir), "told"]
+    told = json.loads(subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout)
+    with urllib.request.urlopen(f"{up.running.http}/v1/requests/told") as answer:
+        assert json.load(answer) == told
+    assert (told["state"], told["choices"][0]["tokens"]) == ("done", 8)
+    assert [delivery["worker"].split("-")[0] for delivery in told["deliveries"]] == ["prefill", "decode"]
+
+
 def test_the_client_of_the_readme_works(up: Up) -> None:
     page = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     code = page.partition("```python\n")[2].partition("```")[0]

@@ -96,7 +96,7 @@ class Worker:
             context_pages=1,
             store=SimpleNamespace(counters=SimpleNamespace(damaged=0)),
         )
-        self.process = WorkerProcess("worker", runtime, bus, self.beats, self.role)
+        self.process = WorkerProcess(bus.name, runtime, bus, self.beats, self.role)
 
     async def submit(self, job: str, work: Work | None = None) -> str:
         """Publishes a job that runs `work`; its origin."""

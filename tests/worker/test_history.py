@@ -11,6 +11,7 @@ class Message(NamedTuple):
     sequence: int
     claim: str
     events: list[Event]
+    worker: str = "w"
 
 
 START = Start(job="j", origin="1-1", digest="d", build="b", seed=1, prompt_tokens=3, cached_tokens=2)
@@ -57,3 +58,10 @@ def test_only_lone_runs_since_the_last_event_condemn():
     assert history.num_fruitless(Stage.DECODE, 1, 4) == 2, "a retry is no progress"
     history = History.of([*runs, Message(4, "decode.1.3", [token(0, 1)])])
     assert history.num_lone_runs == 0 and history.num_fruitless(Stage.DECODE, 1, 4) == 0
+
+
+def test_the_last_run_alone_says_how_many_count() -> None:
+    runs = [Message(n, f"decode.1.{n}", [Retry(attempt=n - 1)], f"w{n}") for n in (2, 3)]
+    history = History.of(runs)
+    assert (history.num_lone_runs, history.lone_claim, history.lone_worker) == (2, "decode.1.3", "w3")
+    assert History.of([*runs, Message(4, "decode.1.3", [Retry(attempt=1)], "w3")]).num_lone_runs == 1
