@@ -1,6 +1,7 @@
 """Between prefill and decode: as wide a job as a worker takes, garbage on the queue, blocks that got lost."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -10,10 +11,11 @@ from schemas.handoff import FirstToken
 from schemas.subjects import Lane, Stage, decode_subject, stream_name
 from services.bus.history import last_message
 from services.bus.jetstream import call
+from services.engine.blocks import Blocks, FetchBudget
 from tests.bus.polling import until
 from tests.golden.goldens import GOLDENS
 from tests.pipeline.conftest import Pipelines
-from tests.pipeline.earlier_worker import handoff_of, leave
+from tests.pipeline.earlier_worker import continued, handoff_of, leave
 from tests.pipeline.local import LocalPipeline
 
 
@@ -71,6 +73,27 @@ async def test_a_reply_subject_that_cannot_be_the_jobs_ends_it(tiny_pipelines: P
 async def has_error(pipeline: LocalPipeline, job: str) -> bool:
     last = await last_message(pipeline.bus, "default", job)
     return last is not None and isinstance(last.events[-1], Error) and last.events[-1].code == "invalid_request"
+
+
+async def test_a_job_waits_for_stored_blocks_on_one_budget(tiny_pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch):
+    """However many choices it restores: a store that hangs costs a job half a second, not sixteen times that."""
+    budgets: list[tuple[Blocks, FetchBudget | None]] = []
+    restore = Blocks.restore
+
+    async def recorded(blocks: Blocks, refs: Any, budget: FetchBudget | None = None) -> Any:
+        budgets.append((blocks, budget))
+        return await restore(blocks, refs, budget)
+
+    monkeypatch.setattr(Blocks, "restore", recorded)
+    job = {"prompt_token_ids": list(range(3, 45)), "max_tokens": 8, "n": 3, "seed": 1, "ignore_eos": True}
+    async with tiny_pipelines() as pipeline:
+        events = (await pipeline.ask(**job)).events[:10]
+        for blocks, num_blocks in ((pipeline.decode.blocks, 0), (pipeline.prefill.blocks, 3)):
+            budgets.clear()
+            # Told that blocks are stored which are not, decode has prefill make those of all choices again.
+            await continued(pipeline, job, events, salt=f"lost {num_blocks}", stored_blocks=num_blocks)
+            own = [budget for where, budget in budgets if where is blocks]
+            assert len(own) >= 3 and None not in own and len({id(budget) for budget in own}) == 1
 
 
 async def test_blocks_that_the_store_lost_are_stored_again(pipelines: Pipelines, tmp_path: Path):

@@ -68,7 +68,7 @@ def cuts(events: list[Event], num_choices: int) -> list[int]:
     """How many events there were at the crash: in the first block, about its end, and at the very end."""
     first = 1 + num_choices
     whole = len(events) - 1  # all but `done`
-    some = {first, first + 1, first + 2, first + 13, first + 14, first + 15, first + 16, whole - 1, whole}
+    some = {first, first + 1, first + 2, first + 13, first + 14, first + 15, first + 16, first + 28, whole - 1, whole}
     return sorted(cut for cut in some if first <= cut <= whole)
 
 
