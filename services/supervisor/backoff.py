@@ -11,23 +11,26 @@ SETUP_EXIT_CODE = 2  # of our own command: wrong settings do not heal
 class Backoff:
     """Counts the deaths of one process in a row, until it lives for `STABLE_S`.
 
-    Exits of its own count towards `MAX_FAILED_STARTS`; being killed, by a person or for memory, is borne longer. Exit
-    code 0 is no trouble: it was told to go (`kvrelay drain`), and the next one is wanted at once.
+    Exits of its own count towards `MAX_FAILED_STARTS`; being killed, by a person or for memory, is borne longer. So is
+    exit code 2 of a process that has worked before: its settings are the same, but its broker is away. Exit code 0 is
+    no trouble: it was told to go (`kvrelay drain`), and the next one is wanted at once.
     """
 
     def __init__(self) -> None:
         self.failed = 0
         self.killed = 0
+        self.has_worked = False
 
     def died(self, exit_code: int, lived_s: float) -> float | None:
         """Seconds to wait before the next start, or None: give up. `exit_code` is negative for a signal."""
         if lived_s >= STABLE_S:
             self.failed = self.killed = 0
+            self.has_worked = True
         if exit_code == 0:
             return FIRST_DELAY_S
-        if exit_code == SETUP_EXIT_CODE and lived_s < STABLE_S:
+        if exit_code == SETUP_EXIT_CODE and not self.has_worked:
             return None
-        if exit_code < 0:
+        if exit_code < 0 or exit_code == SETUP_EXIT_CODE:
             self.killed += 1
         else:
             self.failed += 1

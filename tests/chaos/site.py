@@ -48,6 +48,11 @@ class Site:
         """What all processes have logged so far."""
         return (self.up.data_dir / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
 
+    @property
+    def complaints(self) -> list[str]:
+        """What they have logged as errors. That a worker stands still is none: we paused it."""
+        return [line for line in self.log if (" ERROR " in line or "Traceback" in line) and "stands still" not in line]
+
     def connections(self) -> list[dict[str, Any]]:
         """What the broker knows of each connection: name, number of subscriptions, ..."""
         url = f"http://127.0.0.1:{self.monitor_port}/connz?limit=4096"

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(3600)]
 MORE_BYTES = POOL_BYTES + 100_000_000  # pages are given memory when they are first used
 SMALL = Plan(
     seed=1, num_kinds=6, num_jobs=16, num_at_once=14, fault_every_s=2.5, longest_fault_s=3.0,
-    min_faults=12, max_faults=12, min_each_kind=1, min_takeovers=1, min_running=8, timeout_s=400.0,
+    min_faults=12, max_faults=12, min_each_kind=1, min_takeovers=1, min_running=8, timeout_s=900.0,
 )  # fmt: skip
 FULL = Plan(
     seed=1, num_kinds=24, num_jobs=500, num_at_once=28, fault_every_s=10.0, longest_fault_s=8.0,
@@ -50,7 +50,7 @@ async def test_nothing_lost_and_nothing_doubled(tmp_path: Path, request: pytest.
         await _check_all_streams(site, list(undisturbed.values()))
         after = await state.returned(site, before, MORE_BYTES)
         print(f"before: {before}\nafter:  {after}")
-        assert [line for line in site.log if " ERROR " in line or "Traceback" in line] == []
+        assert site.complaints == []
         assert tally.max_running >= plan.min_running
         assert await site.up.stop() == 0
 

@@ -44,3 +44,13 @@ def test_who_was_told_to_go_is_replaced_at_once_however_often() -> None:
     backoff = Backoff()
     assert {backoff.died(0, 3.0) for _ in range(100)} == {FIRST_DELAY_S}
     assert backoff.died(1, 0.5) == FIRST_DELAY_S
+
+
+def test_a_broker_that_is_away_for_a_minute_is_borne_by_who_has_worked_before() -> None:
+    backoff = Backoff()
+    assert backoff.died(-9, STABLE_S) is not None
+    outage_s = 0.0
+    while outage_s < 60.0:
+        delay_s = backoff.died(SETUP_EXIT_CODE, 5.0)  # no NATS server answers
+        assert delay_s is not None
+        outage_s += 5.0 + delay_s
