@@ -130,7 +130,7 @@ class Driver:
         else:
             raise AssertionError(f"{wanted}: its gateway died {MAX_TRIES} times")
         assert shown.job is not None
-        stream = await oracle.stored_stream(self._site.bus, shown.job)
+        stream = await oracle.ended_stream(self._site.bus, shown.job)
         oracle.check_equal(shown.job, stream, reference)
         assert shown.texts == reference.texts, f"{shown.job} ({wanted.way}) was shown {shown.texts}"
         self.tally.done += 1
@@ -144,7 +144,7 @@ class Driver:
             return  # the last look at all streams finds it
         async for _ in follow(self._bus, DEFAULT_TENANT, shown.job, SILENCE_S):
             pass
-        stream = await oracle.stored_stream(self._site.bus, shown.job)
+        stream = await oracle.ended_stream(self._site.bus, shown.job)
         assert isinstance(stream.end, Done) or (isinstance(stream.end, Error) and stream.end.code == "cancelled"), (
             stream
         )

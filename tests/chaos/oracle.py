@@ -14,6 +14,7 @@ from services.bus.connection import Bus
 from services.bus.history import StoredEvents, read_all
 
 RETRY_S = 0.2
+END_AGAIN_S = 15.0
 
 
 @dataclass
@@ -44,6 +45,16 @@ async def stored_stream(bus: Bus, job: str) -> Stream:
             return stream_of(job, await read_all(bus, DEFAULT_TENANT, job))
         except BusUnavailable:
             await asyncio.sleep(RETRY_S)
+
+
+async def ended_stream(bus: Bus, job: str) -> Stream:
+    """The same, of a job whose end was shown: a broker that crashed right after that is told it again by the worker."""
+    for _ in range(int(END_AGAIN_S / RETRY_S)):
+        stream = await stored_stream(bus, job)
+        if stream.end is not None:
+            break
+        await asyncio.sleep(RETRY_S)
+    return stream
 
 
 def stream_of(job: str, messages: list[StoredEvents]) -> Stream:

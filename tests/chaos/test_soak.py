@@ -21,8 +21,10 @@ from tests.golden.passages import PASSAGES
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(3600)]
 
-NUM_BLOCKS = 330  # more than a worker's pages: all of them have been used before anything is measured
-NUM_WARM_UP = 70
+NUM_BLOCKS = 330  # more full blocks than a worker has pages: all of them have been used before anything is measured
+FULL_BLOCK_CHARS = 330
+PROMPT_CHARS = 90
+NUM_WARM_UP = 100
 NUM_AT_ONCE = 24
 CANCELLED = 0.3
 LONGEST_PATIENCE_S = 4.0
@@ -37,7 +39,7 @@ async def test_requests_and_cancels_leave_nothing_behind(tmp_path: Path, request
     async with running_site(tmp_path, num_decode=1, **small) as site:
         async with await Bus.connect(site.broker.url, "client") as bus:
             soak = Soak(site.up.http, bus, random.Random(seed))
-            await soak.run(NUM_BLOCKS, cancelled=0.0)
+            await soak.run(NUM_BLOCKS, prompt_chars=FULL_BLOCK_CHARS, cancelled=0.0)
             await soak.run(NUM_WARM_UP)
             await state.settled(site)
             before = await state.look(site)
@@ -59,7 +61,7 @@ class Soak:
         self._bus = bus
         self._rng = rng
 
-    async def run(self, count: int, cancelled: float = CANCELLED) -> None:
+    async def run(self, count: int, prompt_chars: int = PROMPT_CHARS, cancelled: float = CANCELLED) -> None:
         """Returns when all are answered or cancelled and no connection is open any more."""
         last = self.asked + count
         started_s = time.monotonic()
@@ -69,16 +71,15 @@ class Soak:
                 self.asked += 1
                 if self.asked % 100 == 0:
                     print(f"[{time.monotonic() - started_s:6.1f} s] {self.asked} asked", flush=True)
-                await self._ask(clients, self.asked, cancelled)
+                await self._ask(clients, self._order(self.asked, prompt_chars), cancelled)
 
         async with aiohttp.ClientSession() as session:
             clients = Clients(self._bus, self._http, session, "soak", self._rng)
             await asyncio.gather(*(client(clients) for _ in range(NUM_AT_ONCE)))
         print(f"[{time.monotonic() - started_s:6.1f} s] {self.asked} over", flush=True)
 
-    async def _ask(self, clients: Clients, number: int, cancelled: float) -> None:
+    async def _ask(self, clients: Clients, order: Order, cancelled: float) -> None:
         """A client who does not cancel must be answered whole; one who does closes his connection or says so."""
-        order = self._order(number)
         asking = asyncio.create_task(clients.run(order))
         if self._rng.random() >= cancelled:
             assert (await asking).whole, order
@@ -86,18 +87,18 @@ class Soak:
         self.cancelled += 1
         await asyncio.wait([asking], timeout=self._rng.uniform(0.0, LONGEST_PATIENCE_S))
         if order.way == "nats":
-            await cancel_job(self._bus, DEFAULT_TENANT, f"soak-{number}", Cancelled("the soak cancels it"))
+            await cancel_job(self._bus, DEFAULT_TENANT, f"soak-{order.number}", Cancelled("the soak cancels it"))
             await asking
         else:
             asking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asking
 
-    def _order(self, number: int) -> Order:
-        """A prompt of a full block and some tokens, which nobody else has."""
+    def _order(self, number: int, prompt_chars: int) -> Order:
+        """Under a salt of its own: nothing of it is stored."""
         fields = {
-            "prompt": self._rng.choice(PASSAGES)[:330],
-            "max_tokens": self._rng.randint(1, 12),
+            "prompt": self._rng.choice(PASSAGES)[:prompt_chars],
+            "max_tokens": self._rng.randint(1, 8),
             "seed": number,
             "ignore_eos": True,
         }
