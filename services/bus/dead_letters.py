@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from nats.aio.msg import Msg
@@ -25,7 +26,7 @@ from schemas.subjects import (
 )
 from services.bus.connection import Bus
 from services.bus.delivery import Receipt
-from services.bus.jetstream import API, Refused, call
+from services.bus.jetstream import API, STREAM_NOT_FOUND, Refused, call
 from services.bus.message import status
 from services.bus.streams import NS
 
@@ -83,7 +84,7 @@ class DeadLetter:
 async def dead_letters(bus: Bus, tenant: str = ANY, job: str = ANY) -> AsyncIterator[DeadLetter]:
     """Those that are there now, oldest first; payloads are not transferred. Close it (`aclose`).
 
-    Raises `BusUnavailable`, or `Refused` where there is no such stream.
+    None where no worker has ever run. Raises `BusUnavailable`.
     """
     arrived: asyncio.Queue[Msg] = asyncio.Queue()
     inbox = bus.new_inbox()
@@ -98,7 +99,9 @@ async def dead_letters(bus: Bus, tenant: str = ANY, job: str = ANY) -> AsyncIter
     }
     consumer = ""
     try:
-        answer = await call(bus, f"CONSUMER.CREATE.{DEAD_STREAM}", {"stream_name": DEAD_STREAM, "config": config})
+        answer = await _consumer(bus, config)
+        if answer is None:
+            return
         consumer, waiting = answer["name"], answer["num_pending"]
         while waiting > 0:
             batch = min(waiting, _BATCH_MESSAGES)
@@ -132,6 +135,15 @@ async def remove(bus: Bus, letter: DeadLetter) -> bool:
             return False
         raise
     return True
+
+
+async def _consumer(bus: Bus, config: dict[str, Any]) -> dict[str, Any] | None:
+    try:
+        return await call(bus, f"CONSUMER.CREATE.{DEAD_STREAM}", {"stream_name": DEAD_STREAM, "config": config})
+    except Refused as error:
+        if error.err_code != STREAM_NOT_FOUND:
+            raise
+        return None
 
 
 async def _next(arrived: "asyncio.Queue[Msg]") -> Msg:

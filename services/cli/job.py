@@ -12,6 +12,7 @@ from schemas.state import JobState
 from schemas.subjects import check_job_id
 from services.bus.cancels import cancel_job
 from services.bus.connection import Bus
+from services.bus.jetstream import STREAM_NOT_FOUND, Refused
 from services.bus.job_state import look
 from services.cli.job_page import page
 from services.cli.options import with_settings
@@ -82,7 +83,12 @@ class _Answer(msgspec.Struct):
 
 async def _find(bus: Bus, name: str) -> list[JobReport]:
     """The job of this name, or those of a request with several prompts. Empty if nothing is known."""
-    report = await find_request(bus, bus.settings.tenant, name, RequestNames().job_ids(name))
+    try:
+        report = await find_request(bus, bus.settings.tenant, name, RequestNames().job_ids(name))
+    except Refused as error:
+        if error.err_code != STREAM_NOT_FOUND:
+            raise
+        return []  # no worker has ever run there
     if isinstance(report, RequestReport):
         return report.jobs
     return [report] if report is not None else []

@@ -15,6 +15,7 @@ from services.bus.connection import Bus
 from services.bus.history import read_all
 from services.bus.publish import submit_job
 from services.bus.replies import ReplyWriter
+from services.bus.server import NatsServer
 from services.cli.job_page import page
 from tests.bus.events import START, ending, token
 from tests.cli.conftest import MODEL, Broker
@@ -73,6 +74,13 @@ def test_what_nobody_knows_exits_1_and_says_what_may_be(broker: Broker, tmp_path
     done = kvrelay("job", "show", "--nats", broker.url, "nothing", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stdout == "" and done.stderr.startswith("kvrelay: not_found: nothing is known of job nothing of tenant")
+
+
+def test_where_no_worker_has_ever_run(tmp_path: Path) -> None:
+    with NatsServer(tmp_path) as server:
+        empty = Broker(server.url)
+        assert isinstance(empty.kvrelay("job", "show", "nothing").exception, JobNotFound)
+        assert empty.output("dead", "ls", "--json") == ""
 
 
 def test_a_job_is_cancelled_once(broker: Broker, job: str) -> None:
