@@ -140,20 +140,27 @@ class PrefillJob:
 
     def _publish_first(self, choices: list[int], outcome: Outcome) -> int:
         """Publishes the first tokens that are not known yet, and compares the others. Returns how many are new."""
-        if not isinstance(outcome, list):
+        fresh = [number for number in choices if not self._stream.choices[number].token_ids]
+        if isinstance(outcome, list):
+            for number, sampled in zip(choices, outcome, strict=True):
+                if number in fresh:
+                    self._stream.push(self._stream.choices[number], sampled)
+                else:
+                    self._compare(number, sampled.id)
+        elif fresh:
             raise outcome
-        fresh = 0
-        for number, sampled in zip(choices, outcome, strict=True):
-            choice = self._stream.choices[number]
-            if not choice.token_ids:
-                self._stream.push(choice, sampled)
-                fresh += 1
-            elif sampled.id != choice.token_ids[0]:
-                report_differences(self._run, number, [Difference(0, choice.token_ids[0], sampled.id)])
+        else:
+            for number in choices:
+                self._compare(number, None)
         if fresh:
             self._timings["ttft_s"] = self._run.delivery.age_s()
             self._run.made_first_token()
-        return fresh
+        return len(fresh)
+
+    def _compare(self, choice: int, computed: int | None) -> None:
+        known = self._stream.choices[choice].token_ids[0]
+        if computed != known:
+            report_differences(self._run, choice, [Difference(0, known, computed)])
 
     def _count_first(self, num_fresh: int) -> None:
         """Once token 0 is on its way."""

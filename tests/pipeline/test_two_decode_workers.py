@@ -11,7 +11,7 @@ from tests.pipeline.conftest import Pipelines
 from tests.pipeline.local import LocalWorker
 from tests.pipeline.second_worker import second_worker
 
-NUM_TOKENS = 300  # some 4 ms each, several together: more than twice ack_wait
+NUM_TOKENS = 400  # some 4 ms each, several together: more than twice ack_wait
 JOBS: list[dict[str, Any]] = [
     {"prompt_token_ids": [3 + number] * 5, "max_tokens": NUM_TOKENS, "seed": number, "ignore_eos": True}
     for number in range(6)
@@ -32,7 +32,7 @@ def count_steps(worker: LocalWorker, steps: Counter[str]) -> None:
 
 async def test_each_job_is_executed_once(tiny_pipelines: Pipelines) -> None:
     steps: Counter[str] = Counter()
-    async with tiny_pipelines(scheduler={"max_sequences": 3}, bus={"ack_wait_s": 0.8}) as pipeline:
+    async with tiny_pipelines(scheduler={"max_sequences": 3}, bus={"ack_wait_s": 1.0}) as pipeline:
         async with second_worker(pipeline, Stage.DECODE) as other:
             for worker in (pipeline.decode_worker, other):
                 count_steps(worker, steps)
