@@ -41,7 +41,6 @@ class JobRun:
         self.lone_attempt = 0  # of a run that began alone
         delivery.on_lost = self._on_claim_lost
         delivery.job = (address.tenant, address.job)
-        self.claim = delivery.claim(address.hop)
         self.writer = ReplyWriter(
             bus,
             address.tenant,

@@ -115,7 +115,7 @@ async def test_unknown_models_and_lanes_have_no_responder(pipelines: Pipelines):
 
 async def test_deadlines_end_as_errors(pipelines: Pipelines):
     async with pipelines() as pipeline:
-        answer = await pipeline.ask(prompt="Once", max_tokens=4000, ignore_eos=True, timeout_s=1.0)
+        answer = await pipeline.ask(prompt="Once", max_tokens=8000, ignore_eos=True, timeout_s=4.0)
         assert isinstance(answer.end, Error) and answer.end.code == "deadline_exceeded"
         assert answer.token_ids() and not any(isinstance(event, Finish) for event in answer.events)
         answer = await pipeline.ask(prompt="Once", ttft_timeout_s=1e-6)
