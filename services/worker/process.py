@@ -9,11 +9,10 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from schemas.beat import OWNER_SILENT_AFTER_S, Beat, ProcessRole, ProcessState
-from schemas.errors import BusUnavailable, Cancelled, IdConflict, KvrelayError, Poisoned, Settle
+from schemas.beat import Beat, ProcessRole, ProcessState
+from schemas.errors import BusUnavailable, IdConflict, KvrelayError, Poisoned, Settle
 from schemas.events import Retry
 from schemas.subjects import Lane, Stage
 from services import telemetry
@@ -22,12 +21,13 @@ from services.bus.cancels import CancelListener
 from services.bus.connection import Bus
 from services.bus.delivery import Delivery
 from services.bus.delivery import run as run_delivery
-from services.bus.depth import num_unsettled, num_waiting
+from services.bus.depth import num_unsettled
 from services.bus.history import read_all
 from services.bus.jetstream import Refused
 from services.bus.queue import WorkQueue
 from services.bus.streams import Source
 from services.engine.batch import Batch
+from services.worker import gauges
 from services.worker.address import Address, address_of
 from services.worker.admission import Admission
 from services.worker.alibi import Alibis, acquit
@@ -36,6 +36,7 @@ from services.worker.history import History
 from services.worker.peers import Peers
 from services.worker.room import Permit, Room
 from services.worker.run import JobRun
+from services.worker.runs import Runs
 from services.worker.runtime import Runtime
 from services.worker.strays import Strays
 
@@ -44,8 +45,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_LONE_RUNS = 3
-OWNER_CHECK_S = 1.0
-QUEUE_CHECK_S = 15.0  # as often as metrics are usually scraped
 
 
 class Role(Protocol[T]):
@@ -86,8 +85,7 @@ class WorkerProcess:
         self._room = Room(runtime.pool, runtime.settings.scheduler.max_sequences)
         self._admission = Admission()
         self._alibis = Alibis(bus.name, beats)
-        self._runs: dict[tuple[str, str], JobRun] = {}
-        self._run_began = asyncio.Event()
+        self._runs = Runs(beats)
         self._jobs: set[asyncio.Task[None]] = set()
         self._num_offered = 0  # places that are held for jobs which have not come
         self._changed = asyncio.Event()
@@ -97,12 +95,14 @@ class WorkerProcess:
         """Takes jobs until `stop` is set, then ends what runs or hands it back. `beat_now` tells of a new state."""
         await beat_now()
         queue = WorkQueue(self._bus, self._sources())
-        cancels = CancelListener(self._bus, self._on_cancel)
+        cancels = CancelListener(self._bus, self._runs.cancel)
         await cancels.start()
         loops = [
             asyncio.create_task(self._role.batch.run(), name="batch"),
-            asyncio.create_task(self._watch_owners(), name="owners"),
-            asyncio.create_task(self._watch_queues(), name="queues"),
+            asyncio.create_task(self._runs.watch_owners(), name="owners"),
+            asyncio.create_task(
+                gauges.keep_fresh(self._bus, self._sources(), self._runtime, lambda: self._num_running), name="gauges"
+            ),
             asyncio.create_task(self._watch_takers(), name="takers"),
             asyncio.create_task(Strays(self._bus, self._beats, self._runtime.text.slug).run(), name="strays"),
         ]
@@ -122,7 +122,7 @@ class WorkerProcess:
                     loop.result()  # a loop only ends by an error, which ends the process
             drain = Drain(self._runtime.settings.scheduler.grace_s, self._peers, self._jobs)
             self.state = "draining"
-            acquit(self._runs.values())
+            acquit(self._runs)
             await beat_now()
             await drain.run(self._is_queue_empty, stop_taking, self._role.hand_back)
         finally:
@@ -184,8 +184,7 @@ class WorkerProcess:
 
     def _may_take(self) -> bool:
         """Not while the next stage's queue is full: what is taken then would only wait here with a claim."""
-        runs = self._runs.values()
-        return not any(run.is_refused for run in runs) and self._role.has_budget(sum(run.is_preparing for run in runs))
+        return not self._runs.any_refused and self._role.has_budget(self._runs.num_preparing)
 
     async def _watch_takers(self) -> None:
         """Stops the waiting for a job once nobody would take it on."""
@@ -219,13 +218,11 @@ class WorkerProcess:
 
     async def _run(self, run: JobRun, address: Address, permit: Permit, prepared: Awaitable[Any]) -> None:
         run.on_refused = self._room.call_off
-        self._runs[address.tenant, address.job] = run
-        self._run_began.set()
+        self._runs.add(run)
         try:
             await self._perform(run, self._work(run, address, permit, prepared))
         finally:
-            if self._runs.get((address.tenant, address.job)) is run:
-                del self._runs[address.tenant, address.job]
+            self._runs.remove(run)
             self._admission.leave(run)
             run.close()
 
@@ -267,38 +264,6 @@ class WorkerProcess:
             run.put(Retry(attempt=run.lone_attempt))
             await run.settled()
             run.on_event = lambda: self._admission.clear(run)
-
-    async def _watch_owners(self) -> None:
-        """Ends the jobs of gateways that died."""
-        while True:
-            if not self._runs:
-                self._run_began.clear()
-                await self._run_began.wait()
-            await asyncio.sleep(OWNER_CHECK_S)
-            for run in list(self._runs.values()):
-                if run.owner is not None and self._beats.owner_silent(run.owner, OWNER_SILENT_AFTER_S):
-                    run.owner_died()
-
-    async def _watch_queues(self) -> None:
-        """Keeps the gauges of waiting jobs fresh, and counts damage that the store found."""
-        depths = dict.fromkeys(self._sources(), 0)
-        for source in self._sources():
-            telemetry.queue_depth.watch(partial(depths.__getitem__, source), stage=source.stage, lane=source.lane)
-        telemetry.running.watch(lambda: self._num_running)
-        telemetry.pages_used.watch(lambda: self._runtime.pool.num_held)
-        num_damaged = 0
-        while True:
-            before, num_damaged = num_damaged, self._runtime.store.counters.damaged
-            telemetry.damage.add(num_damaged - before)
-            with contextlib.suppress(BusUnavailable, Refused):
-                for source in self._sources():
-                    depths[source] = await num_waiting(self._bus, source)
-            await asyncio.sleep(QUEUE_CHECK_S)
-
-    def _on_cancel(self, tenant: str, job: str) -> None:
-        run = self._runs.get((tenant, job))
-        if run is not None:
-            run.interrupt(Cancelled("the job was cancelled"))
 
     async def _is_queue_empty(self) -> bool:
         with contextlib.suppress(BusUnavailable, Refused):

@@ -94,7 +94,8 @@ async def are_queues_empty(pipeline: LocalPipeline) -> bool:
 
 def fall_asleep(worker: LocalWorker, job: str) -> JobRun:
     """The claim is not renewed from now on, as if the process had been stopped; the run that holds it."""
-    run = worker.process._runs["default", job]
+    run = worker.process._runs.get("default", job)
+    assert run is not None
     run.delivery._renewal.cancel()
     return run
 
@@ -121,7 +122,7 @@ async def test_paused_past_the_claim(
         other = await stack.enter_async_context(second_worker(pipeline, point.stage))
 
         async def is_taken_over() -> bool:
-            return ("default", job) in other.process._runs or bool(settlements.of(job, point.stage))
+            return other.process._runs.get("default", job) is not None or bool(settlements.of(job, point.stage))
 
         await until(is_taken_over)
         assert not sleeper.delivery.held

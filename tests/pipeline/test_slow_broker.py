@@ -32,10 +32,11 @@ async def test_a_sequence_pauses_while_its_tokens_wait(
             runs = pipeline.decode_worker.process._runs
 
             async def has_token() -> bool:
-                return ("default", job) in runs and runs["default", job].writer.published
+                run = runs.get("default", job)
+                return run is not None and run.writer.published
 
             await until(has_token)
-            writer, progress = runs["default", job].writer, pipeline.decode_worker.role.batch.progress
+            writer, progress = next(iter(runs)).writer, pipeline.decode_worker.role.batch.progress
             os.kill(server.pid, signal.SIGSTOP)
             try:
                 await until(lambda: is_true(writer.congested))

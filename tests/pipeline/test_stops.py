@@ -36,7 +36,7 @@ async def events_of(pipeline: LocalPipeline, job: str) -> list[Event]:
 
 
 async def is_over(worker: LocalWorker, job: str) -> bool:
-    return ("default", job) not in worker.process._runs
+    return worker.process._runs.get("default", job) is None
 
 
 async def has_left(worker: LocalWorker) -> bool:

@@ -206,10 +206,10 @@ async def test_a_cancelled_job_stops_where_it_waits(worker: Worker, bus: Bus, su
                 await asyncio.sleep(0.01)
     else:
         await asyncio.wait_for(begun.wait(), 10)
-    worker.process._on_cancel("default", job)
+    worker.process._runs.cancel("default", job)
     (end,) = await events_of(bus, job)
     assert isinstance(end, Error) and end.code == "cancelled"
-    worker.process._on_cancel("default", "holds-up")
+    worker.process._runs.cancel("default", "holds-up")
     await until(lambda: queue_is_empty(worker))
 
 
@@ -233,5 +233,5 @@ async def test_a_deadline_ends_a_job_that_waits_to_run_alone(worker: Worker, bus
     await asyncio.wait_for(failed.wait(), 10)
     (end,) = await events_of(bus, "in-a-hurry")
     assert isinstance(end, Error) and end.code == "deadline_exceeded"
-    worker.process._on_cancel("default", "holds-up-a-suspect")
+    worker.process._runs.cancel("default", "holds-up-a-suspect")
     await until(lambda: queue_is_empty(worker))
