@@ -64,6 +64,7 @@ class Supervisor:
         self._newcomers: list[Newcomer] = []
         self._ready = False
         self._rollout = runtime_file.Rollout()
+        self._group: asyncio.TaskGroup | None = None
         self._asked_to_stop = asyncio.Event()
         self._asked_to_roll = asyncio.Event()
 
@@ -90,7 +91,8 @@ class Supervisor:
                 await self._start_bus_and_model(group)
                 self._start_pipeline(group)
                 await self._announce()
-                await self._roll_when_asked(group)
+                self._group = group
+                await self._roll_when_asked()
         except* SetupError as failed:
             await self._stop()
             raise failed.exceptions[0] from None
@@ -145,7 +147,7 @@ class Supervisor:
             )
             runtime_file.write(self._settings.kv.data_dir, here)
 
-    async def _roll_when_asked(self, group: asyncio.TaskGroup) -> None:
+    async def _roll_when_asked(self) -> None:
         """Never returns. A rollout that fails leaves the old workers running, and says why."""
         while True:
             await self._asked_to_roll.wait()
@@ -153,7 +155,7 @@ class Supervisor:
             self._rollout = runtime_file.Rollout(number=self._rollout.number + 1, is_running=True)
             error = ""
             try:
-                await self._roll(group)
+                await self._roll()
             except SetupError as failed:
                 error = failed.message
                 _log.error("the workers were not all replaced: %s", error)
@@ -161,7 +163,7 @@ class Supervisor:
             self._newcomers.clear()
             self._tell()
 
-    async def _roll(self, group: asyncio.TaskGroup) -> None:
+    async def _roll(self) -> None:
         rolling = runtime_file.may_change_build(self._settings.kv.data_dir) or self._asked.rolling
         settings = plan.reloaded(self._settings, self._asked.reload())
         olds = [child for child in self._children if isinstance(child, Child) and child.name != "gateway"]
@@ -172,29 +174,31 @@ class Supervisor:
             rolling=rolling,
             beside=[child.program for child in olds],
         )
-
-        def start(old: Child, program: Program) -> Newcomer:
-            child = Child(program, self._tell)
-            self._newcomers.append(Newcomer(old, child, asyncio.create_task(child.keep())))
-            return self._newcomers[-1]
-
-        def replace(newcomer: Newcomer) -> None:
-            self._children[self._children.index(newcomer.old)] = newcomer.child
-            group.create_task(_outcome(newcomer.keeping))
-
-        def say(step: str) -> None:
-            _log.info("rolling restart: %s", step)
-            self._rollout = msgspec.structs.replace(self._rollout, step=step)
-            self._tell()
-
         async with await Bus.connect(self._bus_url, f"up-{os.getpid()}", settings.bus) as bus:
             beats = BeatTable(bus)
             await beats.start()
             try:
-                await Rollout(beats, self._grace_s, start, replace, say).run(list(zip(olds, programs, strict=True)))
+                rollout = Rollout(beats, self._grace_s, self._start_newcomer, self._replace, self._say)
+                await rollout.run(list(zip(olds, programs, strict=True)))
             finally:
                 await beats.close()
         self._settings = settings
+
+    def _start_newcomer(self, old: Child, program: Program) -> Newcomer:
+        child = Child(program, self._tell)
+        self._newcomers.append(Newcomer(old, child, asyncio.create_task(child.keep())))
+        return self._newcomers[-1]
+
+    def _replace(self, newcomer: Newcomer) -> None:
+        """From now on the pipeline ends when the new worker cannot be kept running."""
+        self._children[self._children.index(newcomer.old)] = newcomer.child
+        assert self._group is not None
+        self._group.create_task(_outcome(newcomer.keeping))
+
+    def _say(self, step: str) -> None:
+        _log.info("rolling restart: %s", step)
+        self._rollout = msgspec.structs.replace(self._rollout, step=step)
+        self._tell()
 
     @property
     def _grace_s(self) -> float:

@@ -122,7 +122,8 @@ async def test_three_rolling_restarts_during_two_hundred_streams(tmp_path: Path)
 
 @pytest.mark.slow
 async def test_a_rolling_change_of_build_during_two_hundred_streams(tmp_path: Path):
-    """bfloat16 to float32. The old decode worker finishes its queue, so its grace is long."""
+    """bfloat16 to float32, which is refused unless it is meant. The old decode worker finishes its queue, so its grace
+    is long."""
     jobs = eight_jobs(max_tokens=32)
     config = tmp_path / "kvrelay.toml"
     config.write_bytes(b"")
@@ -130,6 +131,7 @@ async def test_a_rolling_change_of_build_during_two_hundred_streams(tmp_path: Pa
     async with running_up(tmp_path, **env) as up, await Bus.connect(up.nats, "client") as bus:
         expected = await references(bus, jobs)
         config.write_bytes(b'[compute]\ndtype = "float32"\n')
+        assert "not all workers were replaced" in (await up.kvrelay("restart", exit_code=1))[-1]
         load = Load(bus, jobs)
         streaming = asyncio.create_task(load.run(200, at_once=32))
         await up.kvrelay("restart", "--rolling")

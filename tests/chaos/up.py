@@ -48,14 +48,14 @@ class Up:
             while self.pid(name) == dead:
                 await asyncio.sleep(LOOK_EVERY_S)
 
-    async def kvrelay(self, *arguments: str) -> list[str]:
-        """Runs a command on this pipeline's data folder; the lines that it printed. Fails unless it exits with 0."""
+    async def kvrelay(self, *arguments: str, exit_code: int = 0) -> list[str]:
+        """Runs a command on this pipeline's data folder; the lines that it printed. Fails for another exit code."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "services.cli.main", *arguments, "--data", str(self.data_dir),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
         printed, _ = await process.communicate()
-        assert process.returncode == 0, printed.decode()
+        assert process.returncode == exit_code, printed.decode()
         return printed.decode().splitlines()
 
     async def stop(self) -> int:

@@ -80,12 +80,19 @@ class FakeRole:
 class Worker:
     """A running worker process, and how a client of it publishes."""
 
-    def __init__(self, bus: Bus, model: str, settings: Settings = SETTINGS, feeds: ProcessRole | None = None) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        model: str,
+        settings: Settings = SETTINGS,
+        name: ProcessRole = "prefill",
+        feeds: ProcessRole | None = None,
+    ) -> None:
         self.bus = bus
         self.model = model
         self.pool = make_pool(MAX_SEQUENCES)
         self.role = FakeRole(Batch(StubEngine(self.pool), chunk_tokens=16, token_budget=16))  # type: ignore[arg-type]
-        self.role.feeds = feeds
+        self.role.name, self.role.feeds = name, feeds
         self.beats = BeatTable(bus)
         runtime: Any = SimpleNamespace(
             settings=settings,

@@ -17,6 +17,7 @@ from services.bus.jetstream import call
 from services.bus.server import NatsServer
 from services.bus.streams import ensure_consumers, ensure_streams
 from services.settings import Scheduler, Settings
+from services.worker.drain import CHECK_S
 from services.worker.room import Permit
 from services.worker.run import JobRun
 from tests.bus.polling import until
@@ -54,13 +55,18 @@ class Serving(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def serving(
-    bus: Bus, model: str, *others: Other, grace_s: float = LONG_S, feeds: ProcessRole | None = None
+    bus: Bus,
+    model: str,
+    *others: Other,
+    grace_s: float = LONG_S,
+    name: ProcessRole = "prefill",
+    feeds: ProcessRole | None = None,
 ) -> AsyncIterator[Serving]:
     """A worker that runs beside `others`, whose beats it has heard."""
     await ensure_streams(bus, model)
     await ensure_consumers(bus, model, BUILD)
     settings = Settings(bus=SETTINGS.bus, scheduler=Scheduler(max_sequences=2, grace_s=grace_s))
-    worker = Worker(bus, model, settings, feeds)
+    worker = Worker(bus, model, settings, name, feeds)
     stop = asyncio.Event()
 
     async def beat_now() -> None:
@@ -115,9 +121,12 @@ async def test_the_last_of_its_build_finishes_the_queue_and_leaves(bus: Bus):
             assert isinstance((await events_of(bus, f"last-{number}"))[-1], Done)
 
 
-async def test_the_last_decode_worker_waits_for_prompts_that_are_on_their_way(bus: Bus):
+async def test_the_last_decode_worker_waits_for_prompts_that_are_on_their_way(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("services.worker.peers.LAST_BEAT_S", 0.0)
     prefill = Other(bus, "way", "prefill", running=1)
-    async with serving(bus, "way", prefill) as last:
+    async with serving(bus, "way", prefill, name="decode") as last:
         last.stop.set()
         gate = Gate()
         await prefill.becomes("ok", running=1)
@@ -126,6 +135,7 @@ async def test_the_last_decode_worker_waits_for_prompts_that_are_on_their_way(bu
         await asyncio.wait_for(gate.begun.wait(), 10)
         gate.open.set()
         await until(lambda: is_empty(bus, "way"))
+        await asyncio.wait([last.task], timeout=5 * CHECK_S)
         assert not last.task.done(), "the prefill worker still has a prompt"
         await prefill.becomes("draining", running=0)
         await asyncio.wait_for(last.task, 10)
@@ -165,7 +175,7 @@ async def test_a_job_that_hangs_is_left_within_the_grace(bus: Bus):
         await asyncio.wait_for(gate.begun.wait(), 10)
         one.stop.set()
         await asyncio.wait_for(one.task, 10)
-        assert one.worker.role.handed_back.is_set()
+        assert one.worker.role.handed_back.is_set() and not one.worker.process._jobs
         assert await num_queued(bus, "hangs") == 1, "it comes back"
         assert one.worker.pool.num_held == 0
 
