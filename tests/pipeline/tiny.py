@@ -1,5 +1,7 @@
 """A model of random weights whose steps take a few milliseconds: for tests of what happens between workers."""
 
+import atexit
+import shutil
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -24,6 +26,7 @@ LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 2, 48, 80, 6, 2, 16
 @cache
 def tiny_files() -> ModelFiles:
     folder = Path(mkdtemp(prefix="kvrelay-tiny-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     vocab_size = tiny_pipeline_text().vocab_size
     save_file(_weights(vocab_size), folder / "model.safetensors")
     config = {
