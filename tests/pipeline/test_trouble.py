@@ -34,6 +34,7 @@ async def reaches(pipeline: LocalPipeline, job: str, tokens: int) -> None:
             await asyncio.sleep(0.005)
 
 
+@pytest.mark.slow
 async def test_a_disk_that_fills_up_under_running_workers(pipelines: Pipelines, small_disk: Path):  # noqa: F811
     """10 MB, of which a block takes 0.7: it is full before the cap, in the middle of these answers."""
     async with pipelines(data_dir=small_disk, **BLOCKS) as pipeline:
@@ -108,6 +109,7 @@ async def num_stored(pipeline: LocalPipeline, stream: str) -> int:
     return int((await call(pipeline.bus, f"STREAM.INFO.{stream}"))["state"]["messages"])
 
 
+@pytest.mark.slow
 async def test_streams_that_are_full_in_the_middle_of_a_job(pipelines: Pipelines):
     """First the decode queue at the hand-off, then the replies in the middle of the answer, each for many claims."""
     golden = GOLDENS["library"]
