@@ -12,6 +12,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from kvstore.tier import BlobName
 from schemas.blob import (
     FORMAT_VERSION,
     ID_BYTES,
@@ -58,19 +59,27 @@ class BlockRef(msgspec.Struct, frozen=True):
     `token_hash` covers all ids from 0 to the block's end, `start` is the position of the block's first token.
     """
 
+    tenant: str
     key: bytes
     token_hash: bytes
     start: int
     num_tokens: int
 
     @property
+    def name(self) -> BlobName:
+        return BlobName(self.tenant, self.key)
+
+    @property
     def end(self) -> int:
         return self.start + self.num_tokens
 
 
-def root_key(identity: Identity, tenant: str, salt: str = "") -> bytes:
-    """The parent of a first block. `tenant` comes from the authenticated caller, `salt` can only narrow sharing."""
-    return blake3(_canonical(identity, tenant, salt)).digest()
+def root_of(identity: Identity, tenant: str, salt: str = "") -> BlobName:
+    """The parent of a first block, which is no block itself.
+
+    `tenant` comes from the authenticated caller, `salt` can only narrow sharing.
+    """
+    return BlobName(tenant, blake3(_canonical(identity, tenant, salt)).digest())
 
 
 def block_key(parent: bytes, ids: bytes) -> bytes:
@@ -78,19 +87,19 @@ def block_key(parent: bytes, ids: bytes) -> bytes:
     return blake3(parent + ids).digest()
 
 
-def block_refs(root: bytes, token_ids: TokenIds, block_tokens: int) -> list[BlockRef]:
+def block_refs(root: BlobName, token_ids: TokenIds, block_tokens: int) -> list[BlockRef]:
     """The chain of blocks that `token_ids` fill, the last one perhaps partly.
 
     Raises `InvalidRequest` for anything but a flat list of integers from 0 to 2**32 - 1.
     """
     data = _uint32_le(token_ids)
     refs = []
-    parent, so_far = root, blake3()
+    parent, so_far = root.key, blake3()
     for offset in range(0, len(data), 4 * block_tokens):
         ids = data[offset : offset + 4 * block_tokens]
         so_far.update(ids)
         parent = block_key(parent, ids)
-        refs.append(BlockRef(parent, so_far.digest(TOKEN_HASH_BYTES), offset // 4, len(ids) // 4))
+        refs.append(BlockRef(root.tenant, parent, so_far.digest(TOKEN_HASH_BYTES), offset // 4, len(ids) // 4))
     return refs
 
 
@@ -103,7 +112,7 @@ def check_key_constant() -> None:
         dtype=ElementType.BFLOAT16,
         block_tokens=16,
     )
-    last = block_refs(root_key(identity, "default", "salt"), range(20), identity.block_tokens)[-1]
+    last = block_refs(root_of(identity, "default", "salt"), range(20), identity.block_tokens)[-1]
     if last.key.hex() != KEY_CONSTANT or last.token_hash.hex() != TOKEN_HASH_CONSTANT:
         raise SetupError(
             f"this process derives other block keys than it should ({last.key.hex()} instead of {KEY_CONSTANT}): its "

@@ -1,4 +1,4 @@
-"""The NVMe tier: one file a block, `<root>/<first 2 hex digits>/<64 hex digits>.kvb`.
+"""The NVMe tier: one file a block, `<root>/blocks/<tenant>/<first 2 hex digits>/<64 hex digits>.kvb`.
 
 Files are written beside and renamed, without fsync: a file torn by a power cut is found by its digest (and fsync would
 cost four times the write). The page cache is the memory tier.
@@ -15,9 +15,9 @@ from pathlib import Path
 
 from kvstore.counters import TierCounters
 from kvstore.filetimes import expires_ns, times_of
-from kvstore.retention import QUARANTINE, ByteCap
+from kvstore.retention import BLOCKS, QUARANTINE, ByteCap
 from kvstore.staging import Staging
-from kvstore.tier import Life
+from kvstore.tier import BlobName, Life
 from schemas.errors import KvUnavailable
 
 MAX_QUARANTINED = 16
@@ -42,25 +42,25 @@ class NvmeTier:
             self._staging.open()
         self._retention.start()
 
-    def path(self, key: bytes) -> str:
-        name = key.hex()
-        return f"{self._root}/{name[:2]}/{name}.kvb"
+    def path(self, name: BlobName) -> str:
+        key = name.key.hex()
+        return f"{self._root}/{BLOCKS}/{name.tenant}/{key[:2]}/{key}.kvb"
 
-    def present(self, keys: Sequence[bytes]) -> int:
+    def present(self, names: Sequence[BlobName]) -> int:
         now_ns = self._now_ns()
-        for index, key in enumerate(keys):
+        for index, name in enumerate(names):
             try:
-                status = os.stat(self.path(key), follow_symlinks=False)
+                status = os.stat(self.path(name), follow_symlinks=False)
             except FileNotFoundError:
                 return index
             except OSError as error:
                 raise KvUnavailable(f"cannot look for blocks in {self._root}: {error}") from error
             if expires_ns(status) <= now_ns:
                 return index
-        return len(keys)
+        return len(names)
 
-    def read(self, key: bytes, into: Sequence[memoryview]) -> int | None:
-        path = self.path(key)
+    def read(self, name: BlobName, into: Sequence[memoryview]) -> int | None:
+        path = self.path(name)
         with _translated("read a block from", self._root):
             try:
                 fd = os.open(path, _READ)
@@ -83,20 +83,20 @@ class NvmeTier:
                 os.close(fd)
         return status.st_size if got == wanted else got
 
-    def write(self, key: bytes, parts: Sequence[memoryview], life: Life) -> None:
+    def write(self, name: BlobName, parts: Sequence[memoryview], life: Life) -> None:
         size = sum(map(len, parts))
         if not self._retention.reserve(size):
             raise KvUnavailable(f"{self._root} is at its cap and nothing can be evicted for {size} bytes")
         written = False
         try:
             with _translated("write a block to", self._root):
-                self._write_or_evict(key, parts, life)
+                self._write_or_evict(name, parts, life)
             written = True
         finally:
             self._retention.settle(size, written)
 
-    def touch(self, key: bytes, life: Life) -> bool:
-        path = self.path(key)
+    def touch(self, name: BlobName, life: Life) -> bool:
+        path = self.path(name)
         try:
             status = os.stat(path, follow_symlinks=False)
             os.utime(path, ns=times_of(life, expires_ns(status)), follow_symlinks=False)
@@ -104,14 +104,14 @@ class NvmeTier:
             return False
         return True
 
-    def quarantine(self, key: bytes) -> None:
+    def quarantine(self, name: BlobName) -> None:
         """Keeps the newest few for whoever wants to know what happened to them."""
         folder = self._root / QUARANTINE
         with _translated("quarantine a block in", self._root):
             try:
                 folder.mkdir(mode=0o700, exist_ok=True)
                 number = f"{time.time_ns()}-{os.getpid()}-{next(self._numbers)}"
-                os.rename(self.path(key), folder / f"{number}-{key.hex()}.kvb")
+                os.rename(self.path(name), folder / f"{number}-{name.key.hex()}.kvb")
             except FileNotFoundError:
                 return
             self.counters.add(quarantined=1)
@@ -124,17 +124,17 @@ class NvmeTier:
     def close(self) -> None:
         self._staging.close()
 
-    def _write_or_evict(self, key: bytes, parts: Sequence[memoryview], life: Life) -> None:
+    def _write_or_evict(self, name: BlobName, parts: Sequence[memoryview], life: Life) -> None:
         """A disk that is full below the cap is relieved once."""
         try:
-            self._write(key, parts, life)
+            self._write(name, parts, life)
         except OSError as error:
             if error.errno not in _NO_SPACE or not self._retention.make_room(sum(map(len, parts))):
                 raise
-            self._write(key, parts, life)
+            self._write(name, parts, life)
 
-    def _write(self, key: bytes, parts: Sequence[memoryview], life: Life) -> None:
-        path = self.path(key)
+    def _write(self, name: BlobName, parts: Sequence[memoryview], life: Life) -> None:
+        path = self.path(name)
         beside, fd = self._staging.create()
         try:
             try:
@@ -145,13 +145,17 @@ class NvmeTier:
             try:
                 os.rename(beside, path)
             except FileNotFoundError:
-                with suppress(FileExistsError):
-                    os.mkdir(os.path.dirname(path), 0o700)
+                self._make_folders(Path(path).parent)
                 os.rename(beside, path)
         except OSError:
             with suppress(OSError):
                 os.unlink(beside)
             raise
+
+    def _make_folders(self, folder: Path) -> None:
+        for level in (folder.parent.parent, folder.parent, folder):
+            with suppress(FileExistsError):
+                os.mkdir(level, 0o700)
 
     def _now_ns(self) -> int:
         return int(self._clock() * 1e9)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from kvstore.counters import TierCounters
 from kvstore.filetimes import expires_ns
 
+BLOCKS = "blocks"
 QUARANTINE = "quarantine"
 _MAX_VICTIMS = 4096
 _FIRST_COUNT_S = 2.0  # how long a first write waits for the count of what is there
@@ -146,14 +147,13 @@ class ByteCap:
 
     def _files(self) -> Iterator[_Victim]:
         now_ns = int(self._clock() * 1e9)
-        with suppress(OSError), os.scandir(self._root) as folders:
-            for folder in folders:
-                if len(folder.name) == 2 or folder.name == QUARANTINE:
-                    yield from self._files_in(folder, now_ns)
+        yield from self._files_in(self._root / QUARANTINE, now_ns, quarantined=True)
+        for tenant in _folders(self._root / BLOCKS):
+            for folder in _folders(tenant):
+                yield from self._files_in(folder, now_ns)
 
-    def _files_in(self, folder: "os.DirEntry[str]", now_ns: int) -> Iterator[_Victim]:
+    def _files_in(self, folder: Path, now_ns: int, *, quarantined: bool = False) -> Iterator[_Victim]:
         """Files that vanish under the count are not in it."""
-        quarantined = folder.name == QUARANTINE
         with suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
                 with suppress(OSError):
@@ -164,3 +164,9 @@ class ByteCap:
                         continue
                     rank = 0 if quarantined else status.st_atime_ns
                     yield _Victim(rank, status.st_size, entry.path, status.st_atime_ns)
+
+
+def _folders(root: Path) -> list[Path]:
+    with suppress(OSError), os.scandir(root) as entries:
+        return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return []

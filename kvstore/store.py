@@ -44,13 +44,13 @@ class KVStore:
 
     def lookup(self, refs: Sequence[BlockRef]) -> int:
         """How many of `refs`, from the first on without a gap, seem to be there in one tier or another."""
-        keys = [ref.key for ref in refs]
+        names = [ref.name for ref in refs]
         found, before = 0, -1
-        while before < found < len(keys):
+        while before < found < len(names):
             before = found
             for tier in self.tiers:
                 try:
-                    found += tier.present(keys[found:])
+                    found += tier.present(names[found:])
                 except KvUnavailable as error:
                     self._failed_read(tier, error)
         return found
@@ -97,7 +97,7 @@ class KVStore:
         head = self._heads.take(HEADER_BYTES).data
         try:
             # A stored payload is never larger than the plain one, so `into` has room for it, and for nothing larger.
-            size = tier.read(ref.key, [head, into])
+            size = tier.read(ref.name, [head, into])
             if size is None:
                 return 0
             if not HEADER_BYTES < size <= HEADER_BYTES + len(into):
@@ -117,7 +117,7 @@ class KVStore:
         """Touches the block if it is in `tier`, judging by size and header."""
         head = self._heads.take(HEADER_BYTES).data
         try:
-            size = tier.read(ref.key, [head])
+            size = tier.read(ref.name, [head])
         except KvUnavailable:
             return False  # the write will say what is wrong
         if size is None or size < HEADER_BYTES or not self._format.describes(ref, head, size):
@@ -128,7 +128,7 @@ class KVStore:
 
     def _write(self, tier: Tier, ref: BlockRef, blob: Sequence[memoryview], ttl_s: float) -> bool:
         try:
-            tier.write(ref.key, blob, self._life(ref, ttl_s))
+            tier.write(ref.name, blob, self._life(ref, ttl_s))
         except KvUnavailable as error:
             self.counters.add(write_errors=1)
             self._log.warning("write failed", f"{tier.name}: {error.message}; serving goes on without this block")
@@ -139,7 +139,7 @@ class KVStore:
 
     def _touch(self, tier: Tier, ref: BlockRef, ttl_s: float) -> bool:
         try:
-            return tier.touch(ref.key, self._life(ref, ttl_s))
+            return tier.touch(ref.name, self._life(ref, ttl_s))
         except KvUnavailable as error:
             self._failed_read(tier, error)
             return False
@@ -156,7 +156,7 @@ class KVStore:
         self.counters.add(damaged=1)
         self._log.warning("damage", f"block {_short(ref)} in {tier.name}: {error.message}; it will be computed again")
         try:
-            tier.quarantine(ref.key)
+            tier.quarantine(ref.name)
         except KvUnavailable as unable:
             self._log.warning("quarantine failed", f"{tier.name}: {unable.message}")
 

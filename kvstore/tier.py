@@ -1,4 +1,4 @@
-"""What a place for blobs must do. A tier moves bytes under 32-byte keys; it knows nothing of what is in them."""
+"""What a place for blobs must do. A tier moves bytes under names; it knows nothing of what is in them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -16,6 +16,16 @@ class Life(NamedTuple):
     expires_at: float
 
 
+class BlobName(NamedTuple):
+    """Where a blob lies. The key of 32 bytes would do; the tenant is there so that what is his can be found and erased.
+
+    A tenant is a slug (`schemas.subjects.check_slug`): it may be part of a path or of another server's key.
+    """
+
+    tenant: str
+    key: bytes
+
+
 class Tier(Protocol):
     """Synchronous and thread-safe. A miss is a value; an outage is `KvUnavailable`, which every method may raise.
 
@@ -26,19 +36,19 @@ class Tier(Protocol):
     name: str
     counters: TierCounters
 
-    def present(self, keys: Sequence[bytes]) -> int:
-        """How many of `keys`, from the first on without a gap, seem to be there. Reads no blob."""
+    def present(self, names: Sequence[BlobName]) -> int:
+        """How many of `names`, from the first on without a gap, seem to be there. Reads no blob."""
 
-    def read(self, key: bytes, into: Sequence[memoryview]) -> int | None:
+    def read(self, name: BlobName, into: Sequence[memoryview]) -> int | None:
         """Scatters the blob over `into`; what does not fit is left out. Returns the size of the blob, None: a miss."""
 
-    def write(self, key: bytes, parts: Sequence[memoryview], life: Life) -> None:
+    def write(self, name: BlobName, parts: Sequence[memoryview], life: Life) -> None:
         """Stores the parts as one blob; replaces an older one. May make room by evicting others."""
 
-    def touch(self, key: bytes, life: Life) -> bool:
+    def touch(self, name: BlobName, life: Life) -> bool:
         """Prolongs a blob's life. False: it is not there, or cannot be touched."""
 
-    def quarantine(self, key: bytes) -> None:
+    def quarantine(self, name: BlobName) -> None:
         """Takes a damaged blob out of the readers' way. Nothing happens when it is gone already."""
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.keys import BlockRef, Identity, block_refs, root_key
+from kvstore.keys import BlockRef, Identity, block_refs, root_of
 from kvstore.store import KVStore
 from services.engine.pages import PagePool
 
@@ -102,7 +102,7 @@ class Blocks:
 
     def refs(self, tenant: str, salt: str, token_ids: Seq[int]) -> list[BlockRef]:
         """The chain of blocks of `token_ids`; the last one may be partial."""
-        return block_refs(root_key(self._identity, tenant, salt), token_ids, self._identity.block_tokens)
+        return block_refs(root_of(self._identity, tenant, salt), token_ids, self._identity.block_tokens)
 
     def fetch_budget(self) -> FetchBudget:
         return FetchBudget(self._fetch_budget_s)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from kvstore.geometry import Geometry
-from kvstore.keys import BlockRef, Identity, block_refs, root_key
+from kvstore.keys import BlockRef, Identity, block_refs, root_of
 from schemas.blob import ElementType
 
 BLOCK_TOKENS = 16
@@ -19,7 +19,7 @@ TTL_S = 1000.0
 
 
 def refs_of(token_ids: object, tenant: str = "default", identity: Identity = IDENTITY) -> list[BlockRef]:
-    return block_refs(root_key(identity, tenant), token_ids, identity.block_tokens)  # type: ignore[arg-type]
+    return block_refs(root_of(identity, tenant), token_ids, identity.block_tokens)  # type: ignore[arg-type]
 
 
 def chain(num_blocks: int, first_id: int = 0) -> list[BlockRef]:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvstore.counters import TierCounters
-from kvstore.tier import Life
+from kvstore.tier import BlobName, Life
 
 
 class MemoryTier:
@@ -12,41 +12,41 @@ class MemoryTier:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.counters = TierCounters()
-        self.blobs: dict[bytes, tuple[bytes, Life]] = {}
+        self.blobs: dict[BlobName, tuple[bytes, Life]] = {}
         self._clock = clock
 
-    def present(self, keys: Sequence[bytes]) -> int:
-        return next((index for index, key in enumerate(keys) if not self._alive(key)), len(keys))
+    def present(self, names: Sequence[BlobName]) -> int:
+        return next((index for index, name in enumerate(names) if not self._alive(name)), len(names))
 
-    def read(self, key: bytes, into: Sequence[memoryview]) -> int | None:
-        if not self._alive(key):
+    def read(self, name: BlobName, into: Sequence[memoryview]) -> int | None:
+        if not self._alive(name):
             return None
-        blob = memoryview(self.blobs[key][0])
+        blob = memoryview(self.blobs[name][0])
         rest = blob
         for buffer in into:
             size = min(len(buffer), len(rest))
             buffer[:size], rest = rest[:size], rest[size:]
         return len(blob)
 
-    def write(self, key: bytes, parts: Sequence[memoryview], life: Life) -> None:
-        self.blobs[key] = (b"".join(parts), life)
+    def write(self, name: BlobName, parts: Sequence[memoryview], life: Life) -> None:
+        self.blobs[name] = (b"".join(parts), life)
 
-    def touch(self, key: bytes, life: Life) -> bool:
-        if key not in self.blobs:
+    def touch(self, name: BlobName, life: Life) -> bool:
+        if name not in self.blobs:
             return False
-        blob, old = self.blobs[key]
-        self.blobs[key] = (blob, Life(life.used_at, max(old.expires_at, life.expires_at)))
+        blob, old = self.blobs[name]
+        self.blobs[name] = (blob, Life(life.used_at, max(old.expires_at, life.expires_at)))
         return True
 
-    def quarantine(self, key: bytes) -> None:
-        if self.blobs.pop(key, None) is not None:
+    def quarantine(self, name: BlobName) -> None:
+        if self.blobs.pop(name, None) is not None:
             self.counters.add(quarantined=1)
 
     def close(self) -> None:
         pass
 
-    def _alive(self, key: bytes) -> bool:
-        if key in self.blobs and self.blobs[key][1].expires_at <= self._clock():
-            del self.blobs[key]
+    def _alive(self, name: BlobName) -> bool:
+        if name in self.blobs and self.blobs[name][1].expires_at <= self._clock():
+            del self.blobs[name]
             self.counters.add(expired=1)
-        return key in self.blobs
+        return name in self.blobs

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore import keys
-from kvstore.keys import Identity, block_refs, check_key_constant, root_key
+from kvstore.keys import Identity, block_refs, check_key_constant, root_of
 from schemas.blob import ElementType, Quantisation
 from schemas.errors import InvalidRequest, SetupError
 from tests.kvstore.blocks import IDENTITY, refs_of
@@ -21,9 +21,9 @@ LAST_TOKEN_HASH = "2696bbd8ca1a5ebc7b7e836120a6f5c1"
 PRINT_KEYS = """
 import sys
 from tests.kvstore.blocks import IDENTITY
-from kvstore.keys import block_refs, check_key_constant, root_key
+from kvstore.keys import block_refs, check_key_constant, root_of
 check_key_constant()
-for ref in block_refs(root_key(IDENTITY, "default", "salt"), list(range(20)), 16):
+for ref in block_refs(root_of(IDENTITY, "default", "salt"), list(range(20)), 16):
     print(ref.key.hex(), ref.token_hash.hex())
 """
 
@@ -49,7 +49,7 @@ def test_keys_equal_the_definition_written_out_by_hand() -> None:
     ids = [b"".join(map(uint32, block)) for block in (range(16), range(16, 20))]
     first = blake3(root + ids[0]).digest()
     second = blake3(first + ids[1]).digest()
-    refs = block_refs(root_key(IDENTITY, "default", "salt"), range(20), 16)
+    refs = block_refs(root_of(IDENTITY, "default", "salt"), range(20), 16)
     assert [ref.key for ref in refs] == [first, second]
     assert [ref.token_hash for ref in refs] == [blake3(ids[0]).digest()[:16], blake3(ids[0] + ids[1]).digest()[:16]]
     assert [(ref.start, ref.num_tokens, ref.end) for ref in refs] == [(0, 16, 16), (16, 4, 20)]
@@ -111,10 +111,10 @@ def test_every_part_of_the_identity_changes_every_key(change: dict[str, object])
 
 def test_tenants_and_salts_share_nothing() -> None:
     ids = range(64)
-    roots = [root_key(IDENTITY, tenant, salt) for tenant in ("a", "b", "ab", "") for salt in ("", "a", "b", "ab")]
+    roots = [root_of(IDENTITY, tenant, salt) for tenant in ("a", "b", "ab", "") for salt in ("", "a", "b", "ab")]
     found = [ref.key for root in roots for ref in block_refs(root, ids, 16)]
     assert len(set(found)) == len(found)
-    again = [ref.key for ref in block_refs(root_key(IDENTITY, "a", "b"), ids, 16)]
+    again = [ref.key for ref in block_refs(root_of(IDENTITY, "a", "b"), ids, 16)]
     assert set(again) <= set(found)
 
 

@@ -45,7 +45,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_blocks(saves: int, tmp_path:
     tier = NvmeTier(tmp_path, 10**9)
     store = store_of(tier)
     refs = chain(NUM_BLOCKS)
-    there = [ref for ref in refs if os.path.exists(tier.path(ref.key))]
+    there = [ref for ref in refs if os.path.exists(tier.path(ref.name))]
     assert there
     for ref in there:
         into = empty(ref, GEOMETRY)
@@ -87,7 +87,7 @@ def test_readers_see_the_old_blob_or_the_new_one(tmp_path: Path) -> None:
         wait_for(one, "done")
         wait_for(other, "done")
     assert seen == set(VERSIONS)
-    assert len(list(tmp_path.glob("??/*.kvb"))) == 1
+    assert len(list(tmp_path.glob("blocks/*/??/*.kvb"))) == 1
     tier.close()
 
 

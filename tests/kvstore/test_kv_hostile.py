@@ -90,8 +90,8 @@ def store(tmp_path: Path) -> KVStore:
 def plant(store: KVStore, blob: bytes) -> Path:
     (tier,) = store.tiers
     assert isinstance(tier, NvmeTier)
-    path = Path(tier.path(REF.key))
-    path.parent.mkdir(exist_ok=True)
+    path = Path(tier.path(REF.name))
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(blob)
     return path
 

@@ -27,7 +27,7 @@ def test_a_c_program_reads_a_plain_blob_through_mmap(tmp_path: Path) -> None:
     values = (words.astype("<u4") << 16).view("<f4")
     for index in ((0, 0, 0, 0, 0), (1, 0, 2, 7, 3), tuple(size - 1 for size in shape)):
         done = subprocess.run(
-            [program, tier.path(ref.key), *map(str, index)], capture_output=True, encoding="utf-8", check=True
+            [program, tier.path(ref.name), *map(str, index)], capture_output=True, encoding="utf-8", check=True
         )
         *found, value = done.stdout.split()
         assert [int(number) for number in found] == [2, 3, 16, BLOCK_TOKENS, BLOCK_TOKENS]

@@ -10,10 +10,11 @@ import pytest
 from kvstore.codec import PLAIN
 from kvstore.nvme import MAX_QUARANTINED, NvmeTier
 from kvstore.store import KVStore
+from kvstore.tier import BlobName
 from tests.kvstore.blocks import GEOMETRY, IDENTITY, TTL_S, chain, empty, payload_of
 from tests.kvstore.tier_contract import Clock, parts, read
 
-KEY = bytes(range(32))
+NAME = BlobName("default", bytes(range(32)))
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def store_of(tier: NvmeTier) -> KVStore:
 
 
 def blocks_in(root: Path) -> list[Path]:
-    return sorted(root.glob("??/*.kvb"))
+    return sorted(root.glob("blocks/*/??/*.kvb"))
 
 
 def temporary_in(root: Path) -> list[Path]:
@@ -41,13 +42,13 @@ def temporary_in(root: Path) -> list[Path]:
 
 
 def test_one_file_a_block_named_by_its_key(root: Path, tier: NvmeTier) -> None:
-    tier.write(KEY, parts(b"x" * 200), Clock().life())
-    assert blocks_in(root) == [root / "00" / f"{KEY.hex()}.kvb"]
+    tier.write(NAME, parts(b"x" * 200), Clock().life())
+    assert blocks_in(root) == [root / "blocks" / "default" / "00" / f"{NAME.key.hex()}.kvb"]
     assert temporary_in(root) == []
 
 
 def test_only_the_owner_can_read_what_people_asked(root: Path, tier: NvmeTier) -> None:
-    tier.write(KEY, parts(b"x" * 200), Clock().life())
+    tier.write(NAME, parts(b"x" * 200), Clock().life())
     folders = [root, *(path for path in root.rglob("*") if path.is_dir())]
     assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
     assert stat.S_IMODE(blocks_in(root)[0].stat().st_mode) == 0o600
@@ -55,7 +56,7 @@ def test_only_the_owner_can_read_what_people_asked(root: Path, tier: NvmeTier) -
 
 def test_the_times_of_a_file_are_its_life(root: Path, tier: NvmeTier) -> None:
     life = Clock().life()
-    tier.write(KEY, parts(b"x" * 200), life)
+    tier.write(NAME, parts(b"x" * 200), life)
     status = blocks_in(root)[0].stat()
     assert (status.st_atime, status.st_mtime + 86_400) == life
 
@@ -64,7 +65,7 @@ def test_a_file_edited_in_place_does_not_expire_unseen(root: Path, tier: NvmeTie
     store, ref = store_of(tier), chain(1)[0]
     assert store.save(ref, payload_of(ref), TTL_S)
     for edit in (lambda blob: blob[:-1], lambda blob: b"", lambda blob: bytes(len(blob))):
-        path = Path(tier.path(ref.key))
+        path = Path(tier.path(ref.name))
         path.write_bytes(edit(path.read_bytes()))
         assert store.lookup([ref]) == 1
         assert not store.load(ref, empty(ref))
@@ -76,9 +77,9 @@ def test_a_file_edited_in_place_does_not_expire_unseen(root: Path, tier: NvmeTie
 def test_an_expired_file_is_removed_by_its_reader(root: Path) -> None:
     clock = Clock()
     tier = NvmeTier(root, 10**9, clock)
-    tier.write(KEY, parts(b"x" * 200), clock.life(10))
+    tier.write(NAME, parts(b"x" * 200), clock.life(10))
     clock.now += 10
-    assert read(tier, KEY) is None
+    assert read(tier, NAME) is None
     assert tier.counters.expired == 1
     assert blocks_in(root) == []
     tier.close()
@@ -86,8 +87,8 @@ def test_an_expired_file_is_removed_by_its_reader(root: Path) -> None:
 
 def test_quarantine_is_bounded_and_keeps_the_newest(root: Path, tier: NvmeTier) -> None:
     for i in range(MAX_QUARANTINED + 5):
-        tier.write(bytes([i]) * 32, parts(bytes([i]) * 200), Clock().life())
-        tier.quarantine(bytes([i]) * 32)
+        tier.write(BlobName("default", bytes([i]) * 32), parts(bytes([i]) * 200), Clock().life())
+        tier.quarantine(BlobName("default", bytes([i]) * 32))
     kept = sorted((root / "quarantine").iterdir())
     assert [path.read_bytes()[0] for path in kept] == list(range(5, MAX_QUARANTINED + 5))
     assert blocks_in(root) == []
@@ -98,7 +99,7 @@ def test_depth_orders_a_chain_for_eviction_however_it_is_touched(root: Path, tie
     store, refs = store_of(tier), chain(4)
 
     def order() -> list[float]:
-        return [os.stat(tier.path(ref.key)).st_atime for ref in refs]
+        return [os.stat(tier.path(ref.name)).st_atime for ref in refs]
 
     for ref in refs:
         assert store.save(ref, payload_of(ref), TTL_S)
@@ -128,7 +129,7 @@ def test_a_read_only_folder_serves_what_it_holds(root: Path, read_only: Callable
     for ref in (first, second):
         store_of(writer).save(ref, payload_of(ref), TTL_S)
     writer.close()
-    Path(writer.path(second.key)).write_bytes(bytes(1000))
+    Path(writer.path(second.name)).write_bytes(bytes(1000))
     read_only(root, True)
     tier = NvmeTier(root, 10**9)
     store = store_of(tier)
@@ -197,8 +198,8 @@ def test_short_writes_are_completed(tier: NvmeTier, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(os, "writev", short)
     blob = bytes(range(256)) * 3
-    tier.write(KEY, parts(blob[:96], blob[96:98], b"", blob[98:]), Clock().life())
-    assert read(tier, KEY) == blob
+    tier.write(NAME, parts(blob[:96], blob[96:98], b"", blob[98:]), Clock().life())
+    assert read(tier, NAME) == blob
 
 
 def test_a_small_disk_fills_up_and_goes_on(small_disk: Path) -> None:

@@ -10,7 +10,7 @@ from kvstore import retention
 from kvstore.counters import TierCounters
 from kvstore.nvme import NvmeTier
 from kvstore.retention import ByteCap
-from kvstore.tier import Life
+from kvstore.tier import BlobName, Life
 from schemas.errors import KvUnavailable
 from tests.kvstore.tier_contract import Clock, parts, read
 
@@ -30,13 +30,13 @@ def tier(tmp_path: Path, clock: Clock) -> Iterator[NvmeTier]:
     tier.close()
 
 
-def key(number: int) -> bytes:
-    return number.to_bytes(32, "big")
+def name(number: int) -> BlobName:
+    return BlobName("default", number.to_bytes(32, "big"))
 
 
 def write(tier: NvmeTier, clock: Clock, number: int, ttl_s: float = 10**6) -> None:
     clock.now += 1
-    tier.write(key(number), parts(b"x" * BLOCK_BYTES), clock.life(ttl_s))
+    tier.write(name(number), parts(b"x" * BLOCK_BYTES), clock.life(ttl_s))
 
 
 def bytes_in(root: Path) -> int:
@@ -44,7 +44,7 @@ def bytes_in(root: Path) -> int:
 
 
 def held(tier: NvmeTier, numbers: range) -> list[int]:
-    return [number for number in numbers if os.path.exists(tier.path(key(number)))]
+    return [number for number in numbers if os.path.exists(tier.path(name(number)))]
 
 
 def test_the_cap_holds_after_every_write(tier: NvmeTier, clock: Clock, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_used_blocks_outlive_unused_ones(tier: NvmeTier, clock: Clock) -> None:
     for number in range(10):
         write(tier, clock, number)
     clock.now += 1
-    assert tier.touch(key(0), clock.life())
+    assert tier.touch(name(0), clock.life())
     for number in range(10, 19):
         write(tier, clock, number)
     assert held(tier, range(19)) == [0, *range(10, 19)]
@@ -90,7 +90,7 @@ def test_used_blocks_outlive_unused_ones(tier: NvmeTier, clock: Clock) -> None:
 def test_a_block_used_after_the_count_is_passed_over(tier: NvmeTier, clock: Clock) -> None:
     for number in range(11):  # the last one makes the tier choose its victims: 0 now, 1 next
         write(tier, clock, number)
-    assert tier.touch(key(1), clock.life())
+    assert tier.touch(name(1), clock.life())
     write(tier, clock, 11)
     assert held(tier, range(12)) == [1, *range(3, 12)]
 
@@ -99,14 +99,14 @@ def test_probing_for_blocks_saves_none_of_them(tier: NvmeTier, clock: Clock) -> 
     """Only a use counts: constant probes must not starve eviction."""
     for number in range(30):
         write(tier, clock, number)
-        tier.present([key(i) for i in range(30)])
+        tier.present([name(i) for i in range(30)])
     assert held(tier, range(30)) == list(range(20, 30))
 
 
 def test_quarantined_blocks_go_first_and_count_until_then(tier: NvmeTier, clock: Clock, tmp_path: Path) -> None:
     for number in range(10):
         write(tier, clock, number)
-    tier.quarantine(key(9))
+    tier.quarantine(name(9))
     assert bytes_in(tmp_path) == CAP_BYTES
     write(tier, clock, 10)
     assert held(tier, range(11)) == [*range(9), 10]
@@ -116,7 +116,7 @@ def test_quarantined_blocks_go_first_and_count_until_then(tier: NvmeTier, clock:
 def test_a_block_larger_than_the_cap_is_refused_and_nothing_evicted(tier: NvmeTier, clock: Clock) -> None:
     write(tier, clock, 0)
     with pytest.raises(KvUnavailable, match="cap"):
-        tier.write(key(1), parts(b"x" * (CAP_BYTES + 1)), clock.life())
+        tier.write(name(1), parts(b"x" * (CAP_BYTES + 1)), clock.life())
     assert held(tier, range(2)) == [0]
 
 
@@ -166,7 +166,7 @@ def test_what_others_removed_makes_room(tier: NvmeTier, clock: Clock) -> None:
     for number in range(10):
         write(tier, clock, number)
     for number in range(5):
-        os.unlink(tier.path(key(number)))
+        os.unlink(tier.path(name(number)))
     write(tier, clock, 10)
     assert held(tier, range(5, 11)) == list(range(5, 11))
     assert tier.counters.evicted == 0
@@ -188,7 +188,7 @@ def test_two_writers_share_a_cap_within_a_count(tmp_path: Path, clock: Clock) ->
 def test_a_read_does_not_disturb_the_order(tier: NvmeTier, clock: Clock) -> None:
     """Mount options may set access times on reading; a touch puts the intended one back."""
     write(tier, clock, 0)
-    assert read(tier, key(0)) is not None
+    assert read(tier, name(0)) is not None
     life = Life(clock.now + 5, 0)
-    assert tier.touch(key(0), life)
-    assert os.stat(tier.path(key(0))).st_atime == life.used_at
+    assert tier.touch(name(0), life)
+    assert os.stat(tier.path(name(0))).st_atime == life.used_at

@@ -73,7 +73,7 @@ def test_a_codec_that_does_not_pay_is_skipped_block_by_block() -> None:
     store = store_of(tier)
     noise = memoryview(random.Random(1).randbytes(GEOMETRY.payload_bytes(BLOCK_TOKENS)))
     assert store.save(ref, noise, TTL_S) and store.save(other, payload_of(other), TTL_S)
-    assert [tier.blobs[block.key][0][5] for block in (ref, other)] == [0, 1]
+    assert [tier.blobs[block.name][0][5] for block in (ref, other)] == [0, 1]
     into = empty(ref)
     assert store.load(ref, into) and into == noise
 
@@ -83,7 +83,7 @@ def test_only_the_unbroken_run_counts(missing: int, run: int) -> None:
     tier, refs = MemoryTier(), chain(6)
     store = store_of(tier)
     fill(store, refs)
-    tier.quarantine(refs[missing].key)
+    tier.quarantine(refs[missing].name)
     assert store.lookup(refs) == run
 
 
@@ -161,7 +161,7 @@ def test_blocks_at_another_position_or_of_another_length_are_a_miss() -> None:
     store = store_of(tier)
     fill(store, [ref])
     for start, num_tokens in ((0, 16), (17, 16), (16, 15)):
-        wrong = BlockRef(ref.key, ref.token_hash, start, num_tokens)
+        wrong = BlockRef(ref.tenant, ref.key, ref.token_hash, start, num_tokens)
         assert not store.load(wrong, empty(wrong))
     assert store.counters.hits == 0
 
@@ -193,18 +193,18 @@ def test_a_torn_or_foreign_block_in_the_way_is_written_again() -> None:
     tier, (ref, other) = MemoryTier(), chain(2)
     store = store_of(tier)
     fill(store, [ref, other])
-    sound, foreign = tier.blobs[ref.key][0], tier.blobs[other.key][0]
+    sound, foreign = tier.blobs[ref.name][0], tier.blobs[other.name][0]
     for torn in (b"", sound[:50], sound[:-1], bytes(len(sound)), sound + b"x", foreign):
-        tier.blobs[ref.key] = (torn, tier.blobs[ref.key][1])
+        tier.blobs[ref.name] = (torn, tier.blobs[ref.name][1])
         fill(store, [ref])
-        assert tier.blobs[ref.key][0] == sound
+        assert tier.blobs[ref.name][0] == sound
 
 
 def test_a_damaged_tier_is_passed_over_for_a_sound_one() -> None:
     fast, slow, ref = MemoryTier(), MemoryTier(), chain(1)[0]
     store = store_of(fast, slow)
     fill(store, [ref])
-    fast.blobs[ref.key] = (bytes(200), fast.blobs[ref.key][1])
+    fast.blobs[ref.name] = (bytes(200), fast.blobs[ref.name][1])
     into = empty(ref)
     assert store.load(ref, into) and into == payload_of(ref)
     assert (store.counters.hits, store.counters.damaged, store.counters.misses) == (1, 1, 0)
@@ -240,7 +240,7 @@ def test_damage_that_cannot_be_moved_away_is_still_a_miss() -> None:
     tier, ref = FaultyTier(MemoryTier(), "quarantine"), chain(1)[0]
     store = store_of(tier)
     fill(store, [ref])
-    tier.inner.blobs[ref.key] = (bytes(300), tier.inner.blobs[ref.key][1])  # type: ignore[attr-defined]
+    tier.inner.blobs[ref.name] = (bytes(300), tier.inner.blobs[ref.name][1])  # type: ignore[attr-defined]
     for _ in range(2):
         assert not store.load(ref, empty(ref))
     assert store.counters.damaged == 2

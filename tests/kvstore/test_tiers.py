@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.nvme import NvmeTier
-from kvstore.tier import Tier
+from kvstore.tier import BlobName, Tier
 from tests.kvstore.blocks import TTL_S
 from tests.kvstore.memory_tier import MemoryTier
 from tests.kvstore.tier_contract import Clock, Life, TierContract
@@ -19,13 +19,13 @@ class TestMemoryTier(TierContract):
     def tier(self, clock: Clock, tmp_path: Path) -> Tier:
         return MemoryTier(clock)
 
-    def plant(self, tier: Tier, key: bytes, blob: bytes) -> None:
+    def plant(self, tier: Tier, name: BlobName, blob: bytes) -> None:
         assert isinstance(tier, MemoryTier)
-        tier.blobs[key] = (blob, Life(0.0, Clock().now + TTL_S))
+        tier.blobs[name] = (blob, Life(0.0, Clock().now + TTL_S))
 
-    def peek(self, tier: Tier, key: bytes) -> bytes | None:
+    def peek(self, tier: Tier, name: BlobName) -> bytes | None:
         assert isinstance(tier, MemoryTier)
-        return tier.blobs[key][0] if key in tier.blobs else None
+        return tier.blobs[name][0] if name in tier.blobs else None
 
 
 class TestNvmeTier(TierContract):
@@ -35,18 +35,18 @@ class TestNvmeTier(TierContract):
         yield tier
         tier.close()
 
-    def path(self, tier: Tier, key: bytes) -> Path:
+    def path(self, tier: Tier, name: BlobName) -> Path:
         assert isinstance(tier, NvmeTier)
-        return Path(tier.path(key))
+        return Path(tier.path(name))
 
-    def plant(self, tier: Tier, key: bytes, blob: bytes) -> None:
-        path = self.path(tier, key)
-        path.parent.mkdir(exist_ok=True)
+    def plant(self, tier: Tier, name: BlobName, blob: bytes) -> None:
+        path = self.path(tier, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(blob)
         os.utime(path, (Clock().now, Clock().now))
 
-    def peek(self, tier: Tier, key: bytes) -> bytes | None:
-        path = self.path(tier, key)
+    def peek(self, tier: Tier, name: BlobName) -> bytes | None:
+        path = self.path(tier, name)
         return path.read_bytes() if path.exists() else None
 
 
@@ -57,10 +57,10 @@ class TestWrappedTier(TestMemoryTier):
     def tier(self, clock: Clock, tmp_path: Path) -> Tier:
         return MeteredTier(MemoryTier(clock))
 
-    def plant(self, tier: Tier, key: bytes, blob: bytes) -> None:
+    def plant(self, tier: Tier, name: BlobName, blob: bytes) -> None:
         assert isinstance(tier, MeteredTier)
-        super().plant(tier.inner, key, blob)
+        super().plant(tier.inner, name, blob)
 
-    def peek(self, tier: Tier, key: bytes) -> bytes | None:
+    def peek(self, tier: Tier, name: BlobName) -> bytes | None:
         assert isinstance(tier, MeteredTier)
-        return super().peek(tier.inner, key)
+        return super().peek(tier.inner, name)

@@ -9,12 +9,12 @@ import pytest
 from kvstore.codec import codec_named
 from kvstore.keys import BlockRef
 from kvstore.store import KVStore
-from kvstore.tier import Life, Tier
+from kvstore.tier import BlobName, Life, Tier
 from schemas.blob import HEADER_BYTES
 from tests.kvstore.blocks import GEOMETRY, IDENTITY, TTL_S, chain, empty, payload_of
 
-KEY = bytes(range(32))
-OTHER = bytes(range(1, 33))
+NAME = BlobName("default", bytes(range(32)))
+OTHER = BlobName("default", bytes(range(1, 33)))
 
 
 class Clock:
@@ -32,9 +32,9 @@ def parts(*texts: bytes) -> list[memoryview]:
     return [memoryview(text) for text in texts]
 
 
-def read(tier: Tier, key: bytes, size: int = 1 << 16) -> bytes | None:
+def read(tier: Tier, name: BlobName, size: int = 1 << 16) -> bytes | None:
     buffer = memoryview(bytearray(size))
-    found = tier.read(key, [buffer[:7], buffer[7:]])
+    found = tier.read(name, [buffer[:7], buffer[7:]])
     return None if found is None else bytes(buffer[:found])
 
 
@@ -48,67 +48,67 @@ class TierContract(ABC):
     def tier(self, clock: Clock, tmp_path: Path) -> Tier: ...
 
     @abstractmethod
-    def plant(self, tier: Tier, key: bytes, blob: bytes) -> None:
+    def plant(self, tier: Tier, name: BlobName, blob: bytes) -> None:
         """Writes underneath the tier, keeping an existing blob's life."""
 
     @abstractmethod
-    def peek(self, tier: Tier, key: bytes) -> bytes | None:
+    def peek(self, tier: Tier, name: BlobName) -> bytes | None:
         """Reads underneath the tier."""
 
     def test_a_blob_comes_back_whole(self, tier: Tier, clock: Clock) -> None:
         blob = bytes(range(256)) * 3
-        tier.write(KEY, parts(blob[:128], b"", blob[128:500], blob[500:]), clock.life())
-        assert read(tier, KEY) == blob
-        assert self.peek(tier, KEY) == blob
+        tier.write(NAME, parts(blob[:128], b"", blob[128:500], blob[500:]), clock.life())
+        assert read(tier, NAME) == blob
+        assert self.peek(tier, NAME) == blob
 
     def test_a_miss_is_none(self, tier: Tier) -> None:
-        assert read(tier, KEY) is None
-        assert tier.present([KEY]) == 0
-        assert not tier.touch(KEY, Life(0, 0))
-        tier.quarantine(KEY)
+        assert read(tier, NAME) is None
+        assert tier.present([NAME]) == 0
+        assert not tier.touch(NAME, Life(0, 0))
+        tier.quarantine(NAME)
 
     def test_a_larger_blob_than_the_buffers_says_its_size(self, tier: Tier, clock: Clock) -> None:
-        tier.write(KEY, parts(b"x" * 1000), clock.life())
+        tier.write(NAME, parts(b"x" * 1000), clock.life())
         buffer = memoryview(bytearray(10))
-        assert tier.read(KEY, [buffer]) == 1000
+        assert tier.read(NAME, [buffer]) == 1000
         assert bytes(buffer) == b"x" * 10
 
     def test_the_later_blob_replaces_the_earlier(self, tier: Tier, clock: Clock) -> None:
-        tier.write(KEY, parts(b"old" * 100), clock.life())
-        tier.write(KEY, parts(b"new" * 50), clock.life())
-        assert read(tier, KEY) == b"new" * 50
+        tier.write(NAME, parts(b"old" * 100), clock.life())
+        tier.write(NAME, parts(b"new" * 50), clock.life())
+        assert read(tier, NAME) == b"new" * 50
 
     def test_present_counts_up_to_the_first_gap(self, tier: Tier, clock: Clock) -> None:
-        keys = [bytes([i]) * 32 for i in range(5)]
-        for key in (keys[0], keys[1], keys[3], keys[4]):
-            tier.write(key, parts(b"x" * 200), clock.life())
-        assert tier.present(keys) == 2
-        assert tier.present(keys[3:]) == 2
+        names = [BlobName("default", bytes([i]) * 32) for i in range(5)]
+        for name in (names[0], names[1], names[3], names[4]):
+            tier.write(name, parts(b"x" * 200), clock.life())
+        assert tier.present(names) == 2
+        assert tier.present(names[3:]) == 2
         assert tier.present([]) == 0
 
     def test_a_blob_expires(self, tier: Tier, clock: Clock) -> None:
-        tier.write(KEY, parts(b"x" * 200), clock.life(10))
+        tier.write(NAME, parts(b"x" * 200), clock.life(10))
         clock.now += 11
-        assert tier.present([KEY]) == 0
-        assert read(tier, KEY) is None
+        assert tier.present([NAME]) == 0
+        assert read(tier, NAME) is None
 
     def test_a_touched_blob_lives_longer_and_never_shorter(self, tier: Tier, clock: Clock) -> None:
-        tier.write(KEY, parts(b"x" * 200), clock.life(10))
-        assert tier.touch(KEY, clock.life(100))
-        assert tier.touch(KEY, clock.life(0))
+        tier.write(NAME, parts(b"x" * 200), clock.life(10))
+        assert tier.touch(NAME, clock.life(100))
+        assert tier.touch(NAME, clock.life(0))
         clock.now += 50
-        assert tier.present([KEY]) == 1
-        assert read(tier, KEY) == b"x" * 200
+        assert tier.present([NAME]) == 1
+        assert read(tier, NAME) == b"x" * 200
 
     def test_quarantine_is_out_of_the_way_and_can_be_written_again(self, tier: Tier, clock: Clock) -> None:
-        tier.write(KEY, parts(b"x" * 200), clock.life())
+        tier.write(NAME, parts(b"x" * 200), clock.life())
         tier.write(OTHER, parts(b"y" * 200), clock.life())
-        tier.quarantine(KEY)
-        tier.quarantine(KEY)
+        tier.quarantine(NAME)
+        tier.quarantine(NAME)
         assert tier.counters.quarantined == 1
-        assert read(tier, KEY) is None
-        tier.write(KEY, parts(b"z" * 200), clock.life())
-        assert (read(tier, KEY), read(tier, OTHER)) == (b"z" * 200, b"y" * 200)
+        assert read(tier, NAME) is None
+        tier.write(NAME, parts(b"z" * 200), clock.life())
+        assert (read(tier, NAME), read(tier, OTHER)) == (b"z" * 200, b"y" * 200)
 
     # Damage, seen through a store
 
@@ -125,11 +125,11 @@ class TierContract(ABC):
 
     def expect_damage(self, tier: Tier, store: KVStore, ref: BlockRef, blob: bytes) -> None:
         """`blob` under the key of `ref` is one counted miss, out of the way afterwards, and healed by a save."""
-        self.plant(tier, ref.key, blob)
+        self.plant(tier, ref.name, blob)
         damaged = store.counters.damaged
         assert not store.load(ref, empty(ref))
         assert store.counters.damaged == damaged + 1
-        assert self.peek(tier, ref.key) is None
+        assert self.peek(tier, ref.name) is None
 
     def test_a_stored_block_loads(self, store: KVStore, ref: BlockRef) -> None:
         into = empty(ref)
@@ -138,21 +138,21 @@ class TierContract(ABC):
         assert into == payload_of(ref)
 
     def test_every_flipped_bit_is_found(self, tier: Tier, store: KVStore, ref: BlockRef) -> None:
-        sound = self.peek(tier, ref.key)
+        sound = self.peek(tier, ref.name)
         assert sound is not None
         rng = random.Random(17)
         for _ in range(2000):
             bit = rng.randrange(8 * len(sound))
             blob = bytearray(sound)
             blob[bit // 8] ^= 1 << bit % 8
-            self.plant(tier, ref.key, bytes(blob))
+            self.plant(tier, ref.name, bytes(blob))
             assert not store.load(ref, empty(ref)), f"bit {bit} flipped unnoticed"
         assert store.counters.damaged == 2000
         assert store.save(ref, payload_of(ref), TTL_S)
         assert store.load(ref, empty(ref))
 
     def test_every_truncation_is_found(self, tier: Tier, store: KVStore, ref: BlockRef) -> None:
-        sound = self.peek(tier, ref.key)
+        sound = self.peek(tier, ref.name)
         assert sound is not None
         size = len(sound)
         header = range(HEADER_BYTES + 2)
@@ -161,7 +161,7 @@ class TierContract(ABC):
             self.expect_damage(tier, store, ref, sound[:cut])
 
     def test_trailing_junk_is_found(self, tier: Tier, store: KVStore, ref: BlockRef) -> None:
-        sound = self.peek(tier, ref.key)
+        sound = self.peek(tier, ref.name)
         assert sound is not None
         for junk in (b"\0", b"KVRB", sound, b"x" * 1_000_000):
             self.expect_damage(tier, store, ref, sound + junk)
@@ -169,7 +169,7 @@ class TierContract(ABC):
     def test_a_swapped_blob_is_found(self, tier: Tier, store: KVStore, ref: BlockRef) -> None:
         other = chain(1, first_id=500)[0]
         assert store.save(other, payload_of(other), TTL_S)
-        mine, theirs = self.peek(tier, ref.key), self.peek(tier, other.key)
+        mine, theirs = self.peek(tier, ref.name), self.peek(tier, other.name)
         assert mine is not None and theirs is not None
         self.expect_damage(tier, store, ref, theirs)
         self.expect_damage(tier, store, ref, mine[:HEADER_BYTES] + theirs[HEADER_BYTES:])

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvstore.counters import TierCounters
-from kvstore.tier import Life, Tier
+from kvstore.tier import BlobName, Life, Tier
 from schemas.errors import KvUnavailable
 
 
@@ -20,25 +20,25 @@ class WrappedTier:
 
     def before(self, method: str) -> None: ...
 
-    def present(self, keys: Sequence[bytes]) -> int:
+    def present(self, names: Sequence[BlobName]) -> int:
         self.before("present")
-        return self.inner.present(keys)
+        return self.inner.present(names)
 
-    def read(self, key: bytes, into: Sequence[memoryview]) -> int | None:
+    def read(self, name: BlobName, into: Sequence[memoryview]) -> int | None:
         self.before("read")
-        return self.inner.read(key, into)
+        return self.inner.read(name, into)
 
-    def write(self, key: bytes, parts: Sequence[memoryview], life: Life) -> None:
+    def write(self, name: BlobName, parts: Sequence[memoryview], life: Life) -> None:
         self.before("write")
-        self.inner.write(key, parts, life)
+        self.inner.write(name, parts, life)
 
-    def touch(self, key: bytes, life: Life) -> bool:
+    def touch(self, name: BlobName, life: Life) -> bool:
         self.before("touch")
-        return self.inner.touch(key, life)
+        return self.inner.touch(name, life)
 
-    def quarantine(self, key: bytes) -> None:
+    def quarantine(self, name: BlobName) -> None:
         self.before("quarantine")
-        self.inner.quarantine(key)
+        self.inner.quarantine(name)
 
     def close(self) -> None:
         self.inner.close()

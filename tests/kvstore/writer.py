@@ -10,13 +10,14 @@ from kvstore.codec import codec_named
 from kvstore.geometry import Geometry
 from kvstore.nvme import NvmeTier
 from kvstore.store import KVStore
+from kvstore.tier import BlobName
 from schemas.blob import ElementType
 from tests.kvstore.blocks import IDENTITY, TTL_S, chain, payload_of
 from tests.kvstore.tier_contract import Clock, parts
 
 GEOMETRY = Geometry(8, 4, 64, ElementType.BFLOAT16)  # 128 kB a block of 16 tokens
 NUM_BLOCKS = 20
-CONTESTED = bytes(32)
+CONTESTED = BlobName("default", bytes(32))
 VERSIONS = [bytes([value]) * size for value, size in ((1, 300_000), (2, 200_000))]
 
 
@@ -33,7 +34,7 @@ def write_for_ever(tier: NvmeTier) -> None:
     store, refs = store_of(tier), chain(NUM_BLOCKS)
     payloads = [payload_of(ref, GEOMETRY) for ref in refs]
     for ref, payload in itertools.cycle(zip(refs, payloads, strict=True)):
-        tier.quarantine(ref.key)
+        tier.quarantine(ref.name)
         store.save(ref, payload, TTL_S)
         say("saved")
 

@@ -24,7 +24,7 @@ def block_files(pipeline: LocalPipeline, data_dir: Path) -> list[Path]:
     """The files of the prompt's blocks, in order."""
     blocks: Blocks = pipeline.prefill.blocks
     names = [f"{ref.key.hex()}.kvb" for ref in blocks.refs("default", "", GOLDEN.prompt_token_ids)]
-    return [data_dir / "kv" / name[:2] / name for name in names]
+    return [data_dir / "kv" / "blocks" / "default" / name[:2] / name for name in names]
 
 
 @pytest.mark.parametrize(("lost", "usable_tokens"), [(0, 0), (2, 32), (4, 64)])
