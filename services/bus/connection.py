@@ -181,6 +181,8 @@ class Bus:
             await self._client.publish(subject, payload, reply=reply, headers=headers)  # type: ignore[arg-type]
         except nats_errors.BadSubjectError as error:
             raise Internal(f"not a subject: {subject!r}") from error
+        except nats_errors.OutboundBufferLimitError as error:  # what nats-py says instead of waiting, see NO_BUFFERING
+            raise BusUnavailable("the connection to NATS is down") from error
         except (nats_errors.Error, OSError) as error:
             raise BusUnavailable(f"NATS is out of reach: {error}") from error
 

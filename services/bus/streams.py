@@ -6,11 +6,12 @@ more replicas than the settings ask for, and the persist mode, which cannot be c
 infra/decisions/0008-existing-streams.md.
 """
 
+import asyncio
 import logging
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.errors import SetupError
+from schemas.errors import BusUnavailable, SetupError
 from schemas.subjects import (
     DEAD_STREAM,
     DEAD_SUBJECTS,
@@ -38,6 +39,7 @@ DUPLICATE_WINDOW_S = 120
 DEAD_MAX_BYTES = 1_000_000_000
 MAX_WAITING = 8_192  # pull requests of all workers at one consumer; the default is 512
 UNLIMITED = -1
+RETRY_S = 0.5
 
 Config = dict[str, Any]
 
@@ -62,6 +64,24 @@ class Source:
     @property
     def filter(self) -> str:
         return consumer_filter(self.stage, self.model, self.lane, self.build)
+
+
+async def set_up(bus: Bus, model: str, build: str | None = None) -> None:
+    """What a process needs before it works: the streams of `model`, and the consumers of `build` if it has one.
+
+    Waits for a broker that is away: a worker that gave up would load its model again, which takes longer than most
+    outages. Raises `SetupError` as `ensure_streams` does.
+    """
+    while True:
+        try:
+            await ensure_streams(bus, model)
+            if build is not None:
+                await ensure_consumers(bus, model, build)
+            return
+        except BusUnavailable as error:
+            log.warning("%s: the streams cannot be looked at yet: %s", bus.name, error.message)
+        await asyncio.sleep(RETRY_S)
+        await bus.wait_connected()
 
 
 async def ensure_streams(bus: Bus, model: str) -> None:

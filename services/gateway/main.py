@@ -9,7 +9,7 @@ from pathlib import Path
 
 from services import telemetry
 from services.bus.connection import Bus
-from services.bus.streams import ensure_streams
+from services.bus.streams import set_up
 from services.gateway.gateway import Gateway
 from services.models.registry import resolve
 from services.settings import Settings
@@ -44,7 +44,7 @@ async def serve(
     texts = await asyncio.to_thread(load_texts, settings)
     async with await Bus.connect(bus_url, process, settings.bus) as bus:
         for slug in {text.slug for text in texts.values()}:
-            await ensure_streams(bus, slug)
+            await set_up(bus, slug)
         gateway = Gateway(settings, bus, process, texts)
         try:
             await gateway.start()

@@ -19,7 +19,7 @@ from services import telemetry
 from services.bus.beats import BeatPublisher, BeatTable
 from services.bus.connection import Bus
 from services.bus.drain import DrainListener
-from services.bus.streams import ensure_consumers, ensure_streams
+from services.bus.streams import set_up
 from services.settings import Settings
 from services.worker.build_check import wait_for_place
 from services.worker.grace import Curfew, leave_hanging_threads
@@ -89,8 +89,7 @@ class _Life:
         try:
             if not rolling:
                 await wait_for_place(beats, self._beat)
-            await ensure_streams(bus, runtime.text.slug)
-            await ensure_consumers(bus, runtime.text.slug, runtime.build)
+            await set_up(bus, runtime.text.slug, runtime.build)
             self._worker = WorkerProcess(self._beat.process, runtime, bus, beats, make_role(runtime, beats))
             log.info("%s takes jobs of model %s", self._beat.process, runtime.text.slug)
             await self._worker.serve(self._stop, publisher.beat)

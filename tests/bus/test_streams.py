@@ -8,7 +8,7 @@ from schemas.subjects import DEAD_STREAM, REPLIES_STREAM, Lane, Stage, prefill_s
 from services.bus.connection import Bus, NoResponder
 from services.bus.jetstream import call, publish_stored
 from services.bus.server import NatsServer
-from services.bus.streams import Source, ensure_consumers, ensure_streams
+from services.bus.streams import Source, ensure_consumers, ensure_streams, set_up
 from tests.bus.conftest import BUILD, SETTINGS, MakeBus
 
 
@@ -84,3 +84,16 @@ async def test_a_stream_of_another_kind_is_named_and_left_alone(bus: Bus) -> Non
     with pytest.raises(SetupError, match=name):
         await ensure_streams(bus, "taken")
     assert (await config_of(bus, name))["retention"] == "limits"
+
+
+async def test_who_starts_while_the_broker_is_away_waits_for_it(own_server: NatsServer, make_bus: MakeBus) -> None:
+    bus = await make_bus(own_server.url)
+    broke = asyncio.Event()
+    bus.on_connection(down=broke.set)
+    own_server.kill()
+    await broke.wait()
+    starting = asyncio.create_task(set_up(bus, "late", BUILD))
+    await asyncio.to_thread(own_server.start)
+    await starting
+    consumers = await call(bus, f"CONSUMER.LIST.{stream_name(Stage.DECODE, 'late')}")
+    assert len(consumers["consumers"]) == len(Lane)

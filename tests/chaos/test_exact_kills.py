@@ -56,7 +56,7 @@ async def killed_at(up: Up, bus: Bus, job: dict[str, Any], index: int, names: li
         if not victim and is_token(event, index):
             victim = suspects.stop()
             os.kill(suspects.pids[victim], signal.SIGKILL)
-            hit = await last_index(bus, name)
+            hit = await last_index(bus, name, heard=index)
     print(f"\n{victim} of {len(names)} killed at token {index} of {job['max_tokens']}, hit at {hit}, gap {gap_s:.2f} s")
     assert index <= hit <= index + 1, "a step at most had been published before the signal came"
     await up.replaced(victim, suspects.pids[victim])

@@ -1,5 +1,6 @@
 """Finds the worker that holds a job and stops it at a token, as exactly as signals go."""
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
@@ -12,6 +13,8 @@ from services.bus.connection import Bus
 from services.bus.history import read_all
 from services.bus.watch import watch
 from tests.chaos.up import Up
+
+STORED_TIMEOUT_S = 10.0
 
 
 class Seen(NamedTuple):
@@ -56,7 +59,13 @@ def _computed_ns(pid: int) -> int:
     )
 
 
-async def last_index(bus: Bus, job: str) -> int:
-    """Of the first choice's last token in the stream."""
-    stored = [event for message in await read_all(bus, "default", job) for event in message.events]
-    return max(event.index for event in stored if isinstance(event, Token) and event.choice == 0)
+async def last_index(bus: Bus, job: str, heard: int) -> int:
+    """Of the first choice's last token in the stream, once that which was `heard` lies there: a moment later."""
+    async with asyncio.timeout(STORED_TIMEOUT_S):
+        while True:
+            stored = [event for message in await read_all(bus, "default", job) for event in message.events]
+            indices = [event.index for event in stored if isinstance(event, Token) and event.choice == 0]
+            last = max(indices, default=-1)
+            if last >= heard:
+                return last
+            await asyncio.sleep(0)
