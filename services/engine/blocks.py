@@ -134,20 +134,21 @@ class Blocks:
         clock = asyncio.get_running_loop().time
         refs = lookup.refs
         stored = await self._within(until_s - clock(), lookup.num_stored, otherwise=0)
-        pages: list[int] = []
+        pages = self._pool.merge(refs)
         loads: dict[int, asyncio.Future[bool]] = {}
         interests: list[Interest] = []
         good = 0
         try:
-            for i, ref in enumerate(refs):
-                page = self._pool.share(ref.key, ref.token_hash)
-                if page is None and i >= stored:
-                    break
-                if page is None:
+            while len(pages) < len(refs):
+                if resident := self._pool.merge(refs[len(pages) :]):  # behind a hole
+                    pages += resident
+                elif len(pages) < stored:
                     page = self._pool.take()
                     interests.append(Interest())
-                    loads[i] = self._start(self._load, interests[-1], ref, page)
-                pages.append(page)
+                    loads[len(pages)] = self._start(self._load, interests[-1], refs[len(pages)], page)
+                    pages.append(page)
+                else:
+                    break
             if loads:
                 await asyncio.wait(loads.values(), timeout=until_s - clock())
             good = next((i for i, load in loads.items() if not _result(load, False)), len(pages))
@@ -171,7 +172,7 @@ class Blocks:
         """`refs` are in `pages`: those that were loaded may be shared from now on, and all live on in the store."""
         for i, ref in enumerate(refs):
             if i in loads and ref.num_tokens == self._pool.block_tokens:
-                self._pool.name(pages[i], ref.key, ref.token_hash)
+                self._pool.name(pages[i], ref)
         if refs:
             self._start(self._renew, refs)
 

@@ -4,12 +4,13 @@ Knows nothing of tokens, jobs or the store. Only the event loop's thread takes a
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvstore.keys import BlockRef
 from schemas.errors import KvrelayError
 
 
@@ -41,7 +42,8 @@ class PagePool:
         self._bytes: npt.NDArray[np.uint8] = self.data.view(torch.uint8).numpy()
         self._free = list(range(num_pages - 1, -1, -1))
         self._references = [0] * num_pages
-        self._name: list[tuple[bytes, bytes] | None] = [None] * num_pages
+        self._key: list[bytes | None] = [None] * num_pages
+        self._token_hash = [b""] * num_pages
         self._resident: dict[bytes, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._max_idle = max_idle
@@ -92,37 +94,46 @@ class PagePool:
         self.release([page])
         self.unreserve(1)
 
-    def share(self, key: bytes, token_hash: bytes) -> int | None:
-        """The page of a resident full block, with one more reference, or None.
+    def merge(self, refs: Sequence[BlockRef]) -> list[int]:
+        """The pages of the longest run of resident blocks that begins `refs`, with one more reference each.
 
-        The key alone does not decide: the hash of all tokens up to the block's end must match too.
+        Moves no bytes. The key alone does not decide: the hash of all tokens up to the block's end must match too.
         """
-        page = self._resident.get(key)
-        if page is None or self._name[page] != (key, token_hash):
-            return None
-        if self._references[page] == 0:
-            del self._idle[page]
-        self._references[page] += 1
-        return page
-
-    def name(self, page: int, key: bytes, token_hash: bytes) -> None:
-        """Declares a held page to be the finished block `key`; from now on it may be shared and is never written
-        with other bytes. If the block is resident already, the page stays nameless."""
-        if key in self._resident or self._name[page] is not None:
-            return
-        self._resident[key] = page
-        self._name[page] = (key, token_hash)
-
-    def release(self, pages: Iterable[int]) -> None:
+        resident, token_hashes = self._resident, self._token_hash
+        pages = []
+        for ref in refs:
+            page = resident.get(ref.key)
+            if page is None or token_hashes[page] != ref.token_hash:
+                break
+            pages.append(page)
+        references, idle = self._references, self._idle
         for page in pages:
-            self._references[page] -= 1
-            if self._references[page] == 0:
-                if self._name[page] is None:
+            if references[page] == 0:
+                del idle[page]
+            references[page] += 1
+        return pages
+
+    def name(self, page: int, ref: BlockRef) -> None:
+        """Declares a held page to be the finished block `ref`; from now on it may be shared and is never written
+        with other bytes. If the block is resident already, the page stays nameless."""
+        if ref.key in self._resident or self._key[page] is not None:
+            return
+        self._resident[ref.key] = page
+        self._key[page], self._token_hash[page] = ref.key, ref.token_hash
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Of one sequence, in its order. The last page becomes idle first: without its beginning a chain is worth
+        nothing, so the beginning stays longest."""
+        references = self._references
+        for page in reversed(pages):
+            references[page] -= 1
+            if references[page] == 0:
+                if self._key[page] is None:
                     self._free.append(page)
                 else:
                     self._idle[page] = None
-                    if len(self._idle) > self._max_idle:
-                        self._free.append(self._evict())
+        while len(self._idle) > self._max_idle:
+            self._free.append(self._evict())
 
     @property
     def page_bytes(self) -> int:
@@ -140,16 +151,16 @@ class PagePool:
         assert not free & idle and not free & held and not idle & held
         assert len(free) + len(idle) + len(held) == self.num_pages
         assert len(free) == len(self._free)
-        assert all(self._name[page] is not None for page in idle)
-        assert all(self._name[page] is None for page in free)
-        assert {self._name[page][0] for page in self._resident.values()} == set(self._resident)  # type: ignore[index]
+        assert all(self._key[page] is not None for page in idle)
+        assert all(self._key[page] is None for page in free)
+        assert all(self._key[page] == key for key, page in self._resident.items())
         assert len(held) <= self._reserved
 
     def _evict(self) -> int:
         """Forgets the idle page that was released longest ago, and returns it."""
         page, _ = self._idle.popitem(last=False)
-        name = self._name[page]
-        assert name is not None
-        del self._resident[name[0]]
-        self._name[page] = None
+        key = self._key[page]
+        assert key is not None
+        del self._resident[key]
+        self._key[page], self._token_hash[page] = None, b""
         return page

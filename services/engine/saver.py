@@ -24,7 +24,7 @@ class Saver:
         end = (block + 1) * self._pool.block_tokens
         assert end <= sequence.num_computed, "a page that is shared is never written again"
         ref = self._blocks.refs(self._tenant, self._salt, sequence.token_ids[:end])[block]
-        self._pool.name(sequence.pages[block], ref.key, ref.token_hash)
+        self._pool.name(sequence.pages[block], ref)
         self._start(block, ref, sequence.pages[block])
 
     def save_partial(self, sequence: Sequence) -> None:

@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from kvstore.keys import BlockRef
 from services.engine.pages import OutOfPages, PagePool
 
 NUM_PAGES, MAX_IDLE = 12, 4
@@ -15,8 +16,8 @@ def make_pool() -> PagePool:
     return PagePool(NUM_PAGES, (2, 1, 16, 4), torch.float32, max_idle=MAX_IDLE)
 
 
-def key(n: int) -> bytes:
-    return bytes([n]) * 32
+def ref(n: int, token_hash: bytes | None = None) -> BlockRef:
+    return BlockRef("default", bytes([n]) * 32, token_hash or bytes([n]) * 16, 16 * n, 16)
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -46,25 +47,25 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data(), n=st.integers(0, 30))
     def name(self, data, n):
         page = data.draw(st.sampled_from(self.held))
-        self.pool.name(page, key(n), key(n)[:16])
+        self.pool.name(page, ref(n))
 
     @precondition(lambda self: len(self.held) < self.reserved)
-    @rule(n=st.integers(0, 30))
-    def share(self, n):
-        page = self.pool.share(key(n), key(n)[:16])
-        if page is not None:
-            self.held.append(page)
+    @rule(numbers=st.lists(st.integers(0, 30), max_size=6))
+    def merge(self, numbers):
+        room = self.reserved - len(self.held)
+        self.held += self.pool.merge([ref(n) for n in numbers[:room]])
 
     @rule(n=st.integers(0, 30))
     def a_hit_needs_the_same_tokens(self, n):
-        assert self.pool.share(key(n), b"other token ids!") is None
+        assert self.pool.merge([ref(n, b"other token ids!")]) == []
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def release(self, data):
-        page = data.draw(st.sampled_from(self.held))
-        self.held.remove(page)
-        self.pool.release([page])
+        pages = data.draw(st.lists(st.sampled_from(self.held), min_size=1, max_size=4, unique=True))
+        for page in pages:
+            self.held.remove(page)
+        self.pool.release(pages)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -101,10 +102,38 @@ def test_a_shared_page_is_the_same_memory():
     assert pool.reserve(2)
     page = pool.take()
     pool.data[page].fill_(3.0)
-    pool.name(page, key(1), key(1)[:16])
-    assert pool.share(key(1), key(1)[:16]) == page
+    pool.name(page, ref(1))
+    assert pool.merge([ref(1), ref(2)]) == [page]
     pool.release([page, page])
-    assert pool.share(key(1), key(1)[:16]) == page, "released blocks stay resident"
+    assert pool.merge([ref(1)]) == [page], "released blocks stay resident"
+
+
+def test_a_chain_is_forgotten_from_its_end():
+    pool = make_pool()
+    assert pool.reserve(NUM_PAGES)
+    chain = [ref(n) for n in range(MAX_IDLE)]
+    pages = [pool.take() for _ in chain]
+    for page, block in zip(pages, chain, strict=True):
+        pool.name(page, block)
+    pool.release(pages)
+    taken = [pool.take() for _ in range(NUM_PAGES - MAX_IDLE)]  # all that are free
+    for left in reversed(range(MAX_IDLE)):
+        taken.append(pool.take())
+        found = pool.merge(chain)
+        assert found == pages[:left]
+        pool.release(found)
+
+
+def test_another_chains_block_under_the_same_key_ends_the_run():
+    """CASES 5: the deepest block may be ours and one before it not, when keys collide."""
+    pool = make_pool()
+    assert pool.reserve(3)
+    ours = [ref(0), ref(1), ref(2)]
+    theirs = [ref(0), ref(1, b"other token ids!"), ref(2)]
+    for block in theirs:
+        pool.name(pool.take(), block)
+    assert len(pool.merge(theirs)) == 3
+    assert len(pool.merge(ours)) == 1
 
 
 def test_more_than_everything_is_refused():
