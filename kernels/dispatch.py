@@ -30,11 +30,19 @@ def choose(dtype: str, shapes: Shapes, recipes: Sequence[Recipes] | None = None)
     refused = []
     for layers, head in recipes_for(dtype) if recipes is None else recipes:
         verdict = try_out(layers, head, shapes, DTYPES[dtype])
-        name = f"{dtype}.{layers.name}.{head.name}.{instruction_set()}"
+        name = _name(dtype, layers, head)
         if not verdict.faults:
             return Arithmetic(name, _arithmetic_id(name, verdict.digest), DTYPES[dtype], layers, head)
         refused.append(f"{name} ({'; '.join(verdict.faults[:4])})")
     raise NoExactArithmetic(f"no exact way to multiply found on this machine: {', '.join(refused)}")
+
+
+def recall(dtype: str, name: str, id: bytes) -> Arithmetic | None:
+    """What `choose` found before on this machine, by its name and id. None: no recipe has that name here."""
+    for layers, head in recipes_for(dtype):
+        if name == _name(dtype, layers, head):
+            return Arithmetic(name, id, DTYPES[dtype], layers, head)
+    return None
 
 
 def recipes_for(dtype: str) -> list[Recipes]:
@@ -46,6 +54,10 @@ def recipes_for(dtype: str) -> list[Recipes]:
     if dtype == "bfloat16" and torch.cpu._is_amx_tile_supported():
         return [(NativeBfloat16(), head) for head in float32] + same
     return same
+
+
+def _name(dtype: str, layers: LinearRecipe, head: LinearRecipe) -> str:
+    return f"{dtype}.{layers.name}.{head.name}.{instruction_set()}"
 
 
 def instruction_set() -> str:

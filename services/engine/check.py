@@ -5,6 +5,7 @@ at once or in chunks, in a prefill or a decode step? Truth: are they the logits 
 Only a model with a golden can be asked the second.
 """
 
+import hashlib
 import logging
 import time
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from kernels.arithmetic import Arithmetic
 from schemas.errors import SetupError
-from services.engine.golden import GoldenPrompt, load_golden
+from services.engine.golden import Golden, GoldenPrompt, load_golden
 from services.engine.model import Model, Span
 from services.models.files import ModelFiles
 
@@ -41,6 +42,11 @@ class Canary:
         self._pool = model.new_pool(_num_pages(len(self._ids)), PAGE_TOKENS)
         self._expected = self._logits()
 
+    @property
+    def digest(self) -> str:
+        """Of the bits that its logits had at start, in hex."""
+        return hashlib.blake2b(self._expected.contiguous().numpy().tobytes(), digest_size=16).hexdigest()
+
     def sings(self) -> bool:
         """False: memory, a library or the machine has changed under us; nothing computed here may be trusted."""
         return torch.equal(self._logits(), self._expected)
@@ -50,11 +56,16 @@ class Canary:
         return self._model.forward(self._ids, [Span(0, rows, range(_num_pages(rows)))], self._pool, [rows - 1])
 
 
+def canary_of(model: Model, files: ModelFiles) -> Canary:
+    """The one that `self_check` returns, without the check."""
+    return Canary(model, _prompts(model, load_golden(files.fingerprint))[0].ids)
+
+
 def self_check(model: Model, files: ModelFiles) -> Canary:
     """Raises `SetupError` saying what failed. Takes about a second for the default model on one core."""
     started = time.monotonic()
     golden = load_golden(files.fingerprint)
-    prompts = golden.prompts if golden else _made_up_prompts(model)
+    prompts = _prompts(model, golden)
     logits = _decode(model, prompts)
     for prompt, stepped in zip(prompts, logits, strict=True):
         if not torch.equal(stepped, _prefill_in_chunks(model, prompt)):
@@ -110,6 +121,10 @@ def _compare(arithmetic: Arithmetic, prompt: GoldenPrompt, logits: Tensor) -> fl
             f"{arithmetic.name}; remove the model from the data folder to have it converted again"
         )
     return worst
+
+
+def _prompts(model: Model, golden: Golden | None) -> list[GoldenPrompt]:
+    return golden.prompts if golden else _made_up_prompts(model)
 
 
 def _made_up_prompts(model: Model) -> list[GoldenPrompt]:

@@ -12,14 +12,12 @@ import psutil
 import torch
 
 from kernels.arithmetic import Arithmetic
-from services.engine.arithmetic import choose_arithmetic
 from services.engine.batch import Batch
 from services.engine.blocks import Blocks
-from services.engine.check import self_check
 from services.engine.engine import Engine
 from services.engine.model import Model
-from services.engine.model_config import ModelConfig
 from services.engine.pages import PagePool
+from services.engine.proof import Proofs
 from services.engine.storage import identity_of, open_store
 from services.models.files import ModelFiles
 from services.models.registry import build_id, resolve, text_id
@@ -43,13 +41,15 @@ class Prepared(NamedTuple):
     """A model that was found and understood, but not loaded: enough to say what a worker of it will be."""
 
     files: ModelFiles
+    proofs: Proofs
     arithmetic: Arithmetic
 
     @classmethod
     def of(cls, settings: Settings) -> "Prepared":
         """The first time this downloads and converts. Raises `SetupError`."""
         files = resolve(settings.compute.model, Path(settings.kv.data_dir), log.info)
-        return cls(files, choose_arithmetic(ModelConfig.from_hf(files.config), settings.compute.dtype))
+        proofs = Proofs(files, settings.compute.dtype)
+        return cls(files, proofs, proofs.arithmetic())
 
     @property
     def build(self) -> str:
@@ -89,7 +89,7 @@ class Runtime:
         started_s = time.monotonic()
         files = prepared.files
         model = Model(files, prepared.arithmetic)
-        self_check(model, files)
+        prepared.proofs.check(model)
         runtime = cls(settings, files, load_text(files), model)
         log.info(
             "model %s, build %s, %d KV pages of %d tokens, loaded in %.1f s",
