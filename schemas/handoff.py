@@ -20,7 +20,8 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A job between two workers: on the decode subject to go on, on the rework subject to rebuild its blocks.
 
     `sampling` is resolved: `seed` and `max_tokens` are set. `last` is the stream sequence of the last message on
-    the reply subject. `timeout_left_s` counts from the broker's timestamp of this message. `stored_blocks` is the
+    the reply subject. `timeout_left_s` counts from the broker's timestamp of this message, as does `ttft_left_s`, which
+    is None once there is a first token, or if the job sets no limit for it. `stored_blocks` is the
     number of leading prompt blocks (the partial last one included) that prefill knows to be in the store. `timings`
     are seconds that earlier stages took, for `done`. `hop` counts the hand-offs of this job; `reworked` says that it
     went back to prefill once already.
@@ -35,6 +36,7 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     hop: int
     last: int
     timeout_left_s: float
+    ttft_left_s: float | None = None
     prompt_token_ids: list[int]
     sampling: Sampling
     first: list[FirstToken]

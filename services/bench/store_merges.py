@@ -17,8 +17,8 @@ MEASURED_S = 0.5
 
 
 def run() -> Iterator[Row]:
-    """Merges/s of CPU time on one core, references taken and released: of blocks that nobody holds, that another sequence holds,
-    and into memory of its own."""
+    """Merges/s of one core's CPU time, references taken and released: of blocks that another sequence holds, of blocks
+    that nobody holds, and into memory of its own."""
     pool = PagePool(2 * NUM_BLOCKS, PAGE_SHAPE, torch.bfloat16, max_idle=NUM_BLOCKS)
     assert pool.reserve(2 * NUM_BLOCKS)
     refs = [_ref(number) for number in range(NUM_BLOCKS)]

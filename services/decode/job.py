@@ -133,6 +133,7 @@ class DecodeJob:
             report_differences(self._run, generation.choice.number, generation.differences())
         (sampled,) = outcome
         self._stream.push(generation.choice, sampled)
+        self._run.made_first_token()
         self._count_token(generation)
         if generation.choice.finished:
             self._batch.leave(generation.sequence)
@@ -179,7 +180,7 @@ class DecodeJob:
 
     async def _handed_on(self, **changes: object) -> Handoff:
         last = await self._run.settled()
-        return handed_on(self._handoff, last=last, timeout_left_s=self._run.seconds_left(), **changes)
+        return handed_on(self._handoff, last=last, **self._run.time_left(), **changes)
 
     def _announce_if_lost(self) -> None:
         """Writes `start` again if the broker lost it: readers need it, and so does a repeat of the job."""

@@ -67,6 +67,6 @@ class DecodeRole:
         return read_handoff(delivery.data, self._runtime.text)
 
     def _watch(self, run: JobRun, handoff: Handoff) -> None:
-        """Its deadline and its owner count from now on."""
+        """Its deadlines and its owner count from now on."""
         run.watch_owner(handoff.owner, handoff.on_disconnect)
-        run.set_deadline(handoff.timeout_left_s)
+        run.set_deadline(handoff.timeout_left_s, None if run.history.tokens else handoff.ttft_left_s)

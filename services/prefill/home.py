@@ -28,5 +28,5 @@ class Home:
             raise BuildGone(f"the workers of build {build}, which began this job, are gone: send it again")
         if self._text not in {beat.text for beat in self._beats.heard(self._model, build)}:
             raise BegunElsewhere(f"build {build} began this job, and its workers are not heard or read it otherwise")
-        home = handed_on(draft, build=build, last=run.history.last, timeout_left_s=run.seconds_left())
+        home = handed_on(draft, build=build, last=run.history.last, **run.time_left())
         await run.publish(home, Stage.REWORK)

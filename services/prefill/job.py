@@ -187,8 +187,8 @@ class PrefillJob:
             first=firsts,
             stored_blocks=stored_blocks,
             cached_tokens=self._cached_tokens,
-            timeout_left_s=self._run.seconds_left(),
             timings=self._timings,
+            **self._run.time_left(),
         )
 
     def _sampler(self, choice: int) -> Sampler:

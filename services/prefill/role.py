@@ -101,10 +101,10 @@ class PrefillRole:
         """Its deadlines and its owner count from now on."""
         run.watch_owner(message.owner, message.on_disconnect)
         if isinstance(message, Handoff):
-            run.set_deadline(message.timeout_left_s)
+            timeout_s, ttft_timeout_s = message.timeout_left_s, message.ttft_left_s
         else:
-            ttft_timeout_s = None if run.history.tokens else message.ttft_timeout_s
-            run.set_deadline(message.timeout_s or MAX_TIMEOUT_S, ttft_timeout_s)
+            timeout_s, ttft_timeout_s = message.timeout_s or MAX_TIMEOUT_S, message.ttft_timeout_s
+        run.set_deadline(timeout_s, None if run.history.tokens else ttft_timeout_s)
 
     async def _resolve(self, job: Job, delivery: Delivery, address: Address) -> Handoff:
         """A long text is tokenised on another thread: a megabyte takes a while. A hop there and back takes 0.7 ms."""

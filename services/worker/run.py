@@ -51,7 +51,8 @@ class JobRun:
             on_lost=self._on_lost,
             held=lambda: self.delivery.held,
         )
-        self._timeout_s = MAX_TIMEOUT_S
+        self._timeout_s: float = MAX_TIMEOUT_S
+        self._ttft_timeout_s: float | None = None
         self._reason: KvrelayError | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -84,18 +85,21 @@ class JobRun:
 
     def set_deadline(self, timeout_s: float, ttft_timeout_s: float | None = None) -> None:
         """Seconds from the queue message's publication; past either the job ends with `deadline_exceeded`."""
-        self._timeout_s = timeout_s
+        self._timeout_s, self._ttft_timeout_s = timeout_s, ttft_timeout_s
         if ttft_timeout_s is not None and ttft_timeout_s < timeout_s:
             self._expire_in(ttft_timeout_s - self.delivery.age_s(), "its first token")
         else:
-            self.made_first_token()
+            self._expire_in(timeout_s - self.delivery.age_s(), "its end")
 
     def made_first_token(self) -> None:
         """From now on only the job's end has a deadline."""
-        self._expire_in(self.seconds_left(), "its end")
+        if self._ttft_timeout_s is not None:
+            self.set_deadline(self._timeout_s)
 
-    def seconds_left(self) -> float:
-        return self._timeout_s - self.delivery.age_s()
+    def time_left(self) -> dict[str, float | None]:
+        """What of its deadlines a hand-off takes along."""
+        age_s, ttft_s = self.delivery.age_s(), self._ttft_timeout_s
+        return {"timeout_left_s": self._timeout_s - age_s, "ttft_left_s": None if ttft_s is None else ttft_s - age_s}
 
     def watch_owner(self, owner: str | None, on_disconnect: str) -> None:
         self.owner = owner if on_disconnect == "cancel" else None

@@ -91,11 +91,13 @@ class Strays:
             await fail_job(self._bus, address.tenant, address.job, error)
             raise
         log.info("job %s goes on to decode: no prefill worker of build %s is left", address.job, handoff.build)
-        left_s = handoff.timeout_left_s - delivery.age_s()
+        age_s = delivery.age_s()
+        ttft_left_s = None if handoff.ttft_left_s is None else handoff.ttft_left_s - age_s
+        left = {"timeout_left_s": handoff.timeout_left_s - age_s, "ttft_left_s": ttft_left_s}
         with telemetry.span("strays", telemetry.extract(delivery.headers)):
             await publish_handoff(
                 self._bus,
-                handed_on(handoff, reworked=True, stored_blocks=0, timeout_left_s=left_s),
+                handed_on(handoff, reworked=True, stored_blocks=0, **left),
                 self._model,
                 delivery.lane,
                 headers=telemetry.inject(),

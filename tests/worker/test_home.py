@@ -30,8 +30,8 @@ class Run:
     def __init__(self) -> None:
         self.published: list[tuple[Handoff, Stage]] = []
 
-    def seconds_left(self) -> float:
-        return 5.0
+    def time_left(self) -> dict[str, float]:
+        return {"timeout_left_s": 5.0, "ttft_left_s": 2.0}
 
     async def publish(self, handoff: Handoff, stage: Stage) -> None:
         self.published.append((handoff, stage))
@@ -56,7 +56,14 @@ async def send(bus: Bus, *texts: str) -> list[tuple[Handoff, Stage]]:
 async def test_it_goes_home_to_who_reads_it_alike(bus: Bus):
     """Also when that worker has left: another one may come, and who waits in that queue is looked after."""
     ((sent, stage),) = await send(bus, TEXT)
-    assert (sent.build, sent.hop, sent.last, sent.timeout_left_s, stage) == (OTHER, 1, 7, 5.0, Stage.REWORK)
+    assert (sent.build, sent.hop, sent.last, sent.timeout_left_s, sent.ttft_left_s, stage) == (
+        OTHER,
+        1,
+        7,
+        5.0,
+        2.0,
+        Stage.REWORK,
+    )
 
 
 @pytest.mark.parametrize("texts", [[], ["another-tokenizer"]])

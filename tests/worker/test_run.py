@@ -77,6 +77,14 @@ async def test_the_deadline_of_the_first_token_ends_with_it(run: JobRun):
         await run.work(job())
 
 
+async def test_a_hand_off_takes_along_what_is_left(run: JobRun):
+    run.set_deadline(100.0, ttft_timeout_s=10.0)
+    left = run.time_left()
+    assert 0.0 < left["ttft_left_s"] <= 10.0 < left["timeout_left_s"] <= 100.0
+    run.made_first_token()
+    assert run.time_left()["ttft_left_s"] is None
+
+
 async def test_a_job_that_had_ended_is_not_ended_again(run: JobRun, bus: Bus):
     """The deadline comes while the end waits for its ack."""
     run.put(start_of(run), done())

@@ -30,8 +30,8 @@ GONE = "dead00000000"
 def handoff(job: str, build: str, **changes: Any) -> Handoff:
     fields: dict[str, Any] = {
         "tenant": "acme", "job": job, "origin": "1-1", "digest": "d", "build": build, "hop": 1, "last": 0,
-        "timeout_left_s": 60.0, "prompt_token_ids": [1, 2], "sampling": Sampling(seed=1, max_tokens=4), "first": [],
-        "stored_blocks": 1, "cached_tokens": 0,
+        "timeout_left_s": 60.0, "ttft_left_s": 50.0, "prompt_token_ids": [1, 2],
+        "sampling": Sampling(seed=1, max_tokens=4), "first": [], "stored_blocks": 1, "cached_tokens": 0,
     }  # fmt: skip
     return Handoff(**{**fields, **changes})
 
@@ -100,6 +100,7 @@ async def test_rework_that_nobody_does_goes_on_to_decode(
     passed_on = parse_handoff(delivery.data)
     assert (passed_on.job, passed_on.hop, passed_on.reworked, passed_on.stored_blocks) == ("again", 6, True, 0)
     assert 0 < passed_on.timeout_left_s <= 60.0
+    assert passed_on.ttft_left_s is not None and passed_on.ttft_left_s <= 50.0
     delivery.abandon()
     await queue.close()
 
