@@ -73,11 +73,11 @@ class Tombstones:
                     return Tombstone(Reason(reason), at_ns / 1e9)
         return None
 
-    def was_evicted(self, name: BlobName) -> bool:
-        """Whether a block made room for others not long ago. Some 20 us."""
+    def remembers(self, name: BlobName) -> bool:
+        """Whether a block was here not long ago. Some 20 us; keys that begin alike may be taken for each other."""
         with self._lock, suppress(OSError):
             self._catch_up()
-            return bool(np.any(self._reasons[self._keys == _short(name)] == Reason.EVICTED))
+            return bool(np.any((self._keys == _short(name)) & (self._reasons > 0)))
         return False
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.codec import PLAIN
+from kvstore.filetimes import expires_ns, is_reused
 from kvstore.nvme import MAX_QUARANTINED, NvmeTier
 from kvstore.store import KVStore
 from kvstore.tier import BlobName
@@ -58,7 +59,16 @@ def test_the_times_of_a_file_are_its_life(root: Path, tier: NvmeTier) -> None:
     life = Clock().life()
     tier.write(NAME, parts(b"x" * 200), life)
     status = blocks_in(root)[0].stat()
-    assert (status.st_atime, status.st_mtime + 86_400) == life
+    assert (status.st_atime, status.st_mtime + 86_400, is_reused(status)) == life
+    assert tier.touch(NAME, life._replace(reused=True))
+    status = blocks_in(root)[0].stat()
+    assert (status.st_atime, expires_ns(status), is_reused(status)) == (
+        life.used_at,
+        int(life.expires_at) * 10**9 + 1000,
+        True,
+    )
+    assert tier.touch(NAME, life)
+    assert is_reused(blocks_in(root)[0].stat()), "once said it stays so"
 
 
 def test_a_file_edited_in_place_does_not_expire_unseen(root: Path, tier: NvmeTier) -> None:

@@ -19,7 +19,7 @@ def test_a_reason_is_told_to_every_process(tmp_path: Path) -> None:
     for number, reason in enumerate(Reason):
         writer.record(name(number), reason)
         assert reader.reason_of(name(number)) == Tombstone(reason, clock.now)
-    assert [reader.was_evicted(name(number)) for number in range(5)] == [True, False, False, False, False]
+    assert [reader.remembers(name(number)) for number in range(5)] == [True, True, True, True, False]
 
 
 def test_the_newest_reason_counts(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_the_ring_keeps_the_newest(tmp_path: Path) -> None:
     for number in range(25):
         stones.record(name(number), Reason.EVICTED)
     for ring in (stones, late):
-        assert [n for n in range(25) if ring.was_evicted(name(n))] == list(range(15, 25))
+        assert [n for n in range(25) if ring.remembers(name(n))] == list(range(15, 25))
         assert [n for n in range(25) if ring.reason_of(name(n))] == list(range(15, 25))
     assert (tmp_path / FILE).stat().st_size == 64 + 10 * 48
 
@@ -65,9 +65,9 @@ def test_a_file_that_was_removed_or_cannot_be_made_harms_nobody(tmp_path: Path) 
     (tmp_path / "nowhere").mkdir()
     stones.record(name(1), Reason.EVICTED)
     (tmp_path / "nowhere" / FILE).unlink()
-    assert not stones.was_evicted(name(1))
+    assert not stones.remembers(name(1))
     stones.record(name(2), Reason.EVICTED)
-    assert stones.was_evicted(name(2)) and not stones.was_evicted(name(1))
+    assert stones.remembers(name(2)) and not stones.remembers(name(1))
 
 
 def bury(root: Path, first: int) -> None:
@@ -84,4 +84,4 @@ def test_processes_do_not_overwrite_each_others_records(tmp_path: Path) -> None:
     for writer in writers:
         writer.join()
     stones = Tombstones(tmp_path)
-    assert all(stones.was_evicted(name(1000 * writer + number)) for writer in range(3) for number in range(500))
+    assert all(stones.remembers(name(1000 * writer + number)) for writer in range(3) for number in range(500))
