@@ -18,7 +18,7 @@ from schemas.errors import KvUnavailable
 
 # A block counts as used this much earlier for each token before it, so that under eviction ancestors outlive their
 # descendants: what is used at one time is evicted from its end.
-_USED_STEP_S = 1e-3
+_USED_STEP_S = 1e-5
 
 
 class _Use(NamedTuple):

@@ -149,5 +149,3 @@ def belady(num_blocks: int, requests: Iterable[Request]) -> int:
             if stored.get(victim) == -use:
                 del stored[victim]
     return total
-
-
