@@ -1,7 +1,8 @@
 """How a block file keeps its life: access time = last use, modification time + one day = expiry.
 
-Both are set explicitly, so mount options do not matter. A file that somebody restored, copied or edited is a day old at
-most and does not expire unseen: if it is damaged, it is counted as damage.
+An odd number of microseconds in the modification time says that the block was reused (`kvstore.eviction`). Both times
+are set explicitly, so mount options do not matter. A file that somebody restored, copied or edited is a day old at most
+and does not expire unseen: if it is damaged, it is counted as damage.
 """
 
 import os
@@ -9,6 +10,7 @@ import os
 from kvstore.tier import Life
 
 _DAY_NS = 86_400 * 10**9
+_MARK_NS = 1000
 
 
 def expires_ns(status: os.stat_result) -> int:
@@ -16,6 +18,17 @@ def expires_ns(status: os.stat_result) -> int:
     return status.st_mtime_ns + _DAY_NS
 
 
-def times_of(life: Life, not_before_ns: int = 0) -> tuple[int, int]:
-    """(access, modification) time in nanoseconds for a file that must not expire before `not_before_ns` either."""
-    return int(life.used_at * 1e9), max(not_before_ns, int(life.expires_at * 1e9)) - _DAY_NS
+def is_reused(status: os.stat_result) -> bool:
+    return status.st_mtime_ns // _MARK_NS % 2 == 1
+
+
+def times_of(life: Life, before: os.stat_result | None = None) -> tuple[int, int]:
+    """(access, modification) time in nanoseconds. A file that was there `before` expires no earlier, and one that was
+    reused stays so."""
+    expires = int(life.expires_at * 1e9)
+    reused = life.reused
+    if before is not None:
+        expires = max(expires, expires_ns(before))
+        reused = reused or is_reused(before)
+    modified = (expires - _DAY_NS) // (2 * _MARK_NS) * 2 * _MARK_NS
+    return int(life.used_at * 1e9), modified + _MARK_NS * reused

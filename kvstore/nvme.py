@@ -6,6 +6,7 @@ cost four times the write). The page cache is the memory tier.
 
 import errno
 import itertools
+import math
 import os
 import stat
 import time
@@ -15,15 +16,19 @@ from pathlib import Path
 
 from kvstore.counters import TierCounters
 from kvstore.filetimes import expires_ns, times_of
-from kvstore.retention import BLOCKS, QUARANTINE, ByteCap
+from kvstore.retention import ByteCap
 from kvstore.staging import Staging
+from kvstore.stock import BLOCKS, QUARANTINE, files_in, folders_in, key_in
 from kvstore.tier import BlobName, Life
+from kvstore.tombstones import Reason
 from schemas.errors import KvUnavailable
+from schemas.subjects import check_slug
 
 MAX_QUARANTINED = 16
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 # Not following links and not waiting for pipes: whoever can write to the folder must not be able to hang a reader.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_UNSEEN = getattr(os, "O_NOATIME", 0)  # a read is no use: who uses a block touches its whole chain
 
 
 class NvmeTier:
@@ -31,16 +36,24 @@ class NvmeTier:
 
     name = "nvme"
 
-    def __init__(self, root: Path, max_bytes: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        root: Path,
+        max_bytes: int,
+        clock: Callable[[], float] = time.time,
+        max_ttl_s: float = math.inf,
+    ) -> None:
         self.counters = TierCounters()
+        self.max_ttl_s = max_ttl_s
         self._root = root
         self._clock = clock
         self._staging = Staging(root)
-        self._retention = ByteCap(root, max_bytes, self.counters, clock)
+        self._retention = ByteCap(root, max_bytes, self.counters, self.path, clock)
+        self.tombstones = self._retention.janitor.tombstones
         self._numbers = itertools.count()
         with suppress(OSError):  # the first write tries again and says what is wrong
             self._staging.open()
-        self._retention.start()
+        self._retention.janitor.start()
 
     def path(self, name: BlobName) -> str:
         key = name.key.hex()
@@ -63,7 +76,7 @@ class NvmeTier:
         path = self.path(name)
         with _translated("read a block from", self._root):
             try:
-                fd = os.open(path, _READ)
+                fd = _open_unseen(path)
             except FileNotFoundError:
                 return None
             except OSError as error:
@@ -75,7 +88,7 @@ class NvmeTier:
                 if not stat.S_ISREG(status.st_mode):
                     return 0
                 if expires_ns(status) <= self._now_ns():
-                    self._remove_expired(path, status.st_size)
+                    self._remove_expired(name, status.st_size)
                     return None
                 wanted = min(status.st_size, sum(map(len, into)))
                 got = os.readv(fd, into)
@@ -85,21 +98,22 @@ class NvmeTier:
 
     def write(self, name: BlobName, parts: Sequence[memoryview], life: Life) -> None:
         size = sum(map(len, parts))
-        if not self._retention.reserve(size):
-            raise KvUnavailable(f"{self._root} is at its cap and nothing can be evicted for {size} bytes")
-        written = False
-        try:
-            with _translated("write a block to", self._root):
-                self._write_or_evict(name, parts, life)
-            written = True
-        finally:
-            self._retention.settle(size, written)
+        if self.tombstones.remembers(name):
+            life = life._replace(reused=True)
+        with _translated("write a block to", self._root):
+            self._reserve(size)
+            written, replaced = 0, 0
+            try:
+                replaced = self._write_or_evict(name, parts, life)
+                written = size
+            finally:
+                self._retention.settle(size, written, replaced)
 
     def touch(self, name: BlobName, life: Life) -> bool:
         path = self.path(name)
         try:
             status = os.stat(path, follow_symlinks=False)
-            os.utime(path, ns=times_of(life, expires_ns(status)), follow_symlinks=False)
+            os.utime(path, ns=times_of(life, status), follow_symlinks=False)
         except OSError:
             return False
         return True
@@ -111,29 +125,49 @@ class NvmeTier:
             try:
                 folder.mkdir(mode=0o700, exist_ok=True)
                 number = f"{time.time_ns()}-{os.getpid()}-{next(self._numbers)}"
-                os.rename(self.path(name), folder / f"{number}-{name.key.hex()}.kvb")
+                os.rename(self.path(name), folder / f"{number}.{name.tenant}.{name.key.hex()}.kvb")
             except FileNotFoundError:
                 return
+            self.tombstones.record(name, Reason.DAMAGED)
             self.counters.add(quarantined=1)
             for old in sorted(os.listdir(folder))[:-MAX_QUARANTINED]:
-                with suppress(FileNotFoundError):  # another process tidies up as well
-                    size = os.stat(folder / old).st_size
-                    os.unlink(folder / old)
-                    self._retention.removed(size)
+                self._remove(f"{folder}/{old}")
+
+    def erase(self, tenant: str) -> int:
+        check_slug(tenant, "tenant")
+        erased = 0
+        with _translated(f"erase the blocks of {tenant} in", self._root):
+            for folder in folders_in(self._root / BLOCKS / tenant):
+                for entry, _ in files_in(folder):
+                    erased += self._remove(entry.path)
+                    if (key := key_in(entry.name)) is not None:
+                        self.tombstones.record(BlobName(tenant, key), Reason.ERASED)
+            for entry, _ in files_in(self._root / QUARANTINE):
+                if entry.name.split(".")[1:2] == [tenant]:
+                    erased += self._remove(entry.path)
+        return erased
 
     def close(self) -> None:
+        self._retention.close()
         self._staging.close()
 
-    def _write_or_evict(self, name: BlobName, parts: Sequence[memoryview], life: Life) -> None:
-        """A disk that is full below the cap is relieved once."""
+    def _reserve(self, num_bytes: int) -> None:
         try:
-            self._write(name, parts, life)
+            self._retention.reserve(num_bytes)
+        except FileNotFoundError:  # somebody removed the whole folder
+            self._staging.open()
+            self._retention.reserve(num_bytes)
+
+    def _write_or_evict(self, name: BlobName, parts: Sequence[memoryview], life: Life) -> int:
+        """The size of the blob that was replaced. A disk that is full below the cap is relieved once."""
+        try:
+            return self._write(name, parts, life)
         except OSError as error:
             if error.errno not in _NO_SPACE or not self._retention.make_room(sum(map(len, parts))):
                 raise
-            self._write(name, parts, life)
+            return self._write(name, parts, life)
 
-    def _write(self, name: BlobName, parts: Sequence[memoryview], life: Life) -> None:
+    def _write(self, name: BlobName, parts: Sequence[memoryview], life: Life) -> int:
         path = self.path(name)
         beside, fd = self._staging.create()
         try:
@@ -142,11 +176,13 @@ class NvmeTier:
                 os.utime(fd, ns=times_of(life))
             finally:
                 os.close(fd)
+            replaced = _size(path)
             try:
                 os.rename(beside, path)
             except FileNotFoundError:
                 self._make_folders(Path(path).parent)
                 os.rename(beside, path)
+            return replaced
         except OSError:
             with suppress(OSError):
                 os.unlink(beside)
@@ -160,11 +196,36 @@ class NvmeTier:
     def _now_ns(self) -> int:
         return int(self._clock() * 1e9)
 
-    def _remove_expired(self, path: str, size: int) -> None:
+    def _remove_expired(self, name: BlobName, size: int) -> None:
         with suppress(OSError):
-            os.unlink(path)
+            os.unlink(self.path(name))
             self._retention.removed(size)
+            self.tombstones.record(name, Reason.EXPIRED)
             self.counters.add(expired=1)
+
+    def _remove(self, path: str) -> int:
+        """The bytes of a file that is gone now. Another process may remove it as well."""
+        try:
+            size = os.stat(path, follow_symlinks=False).st_size
+            os.unlink(path)
+        except FileNotFoundError:
+            return 0
+        self._retention.removed(size)
+        return size
+
+
+def _open_unseen(path: str) -> int:
+    try:
+        return os.open(path, _READ | _UNSEEN)
+    except PermissionError:  # another user's file
+        return os.open(path, _READ)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path, follow_symlinks=False).st_size
+    except FileNotFoundError:
+        return 0
 
 
 @contextmanager

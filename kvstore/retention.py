@@ -1,172 +1,152 @@
-"""Which block files go when a folder is full: those used longest ago, so that all of them stay under a byte cap.
+"""Keeps the block files of a folder under a byte cap, together with all other processes that write there.
 
-Replaceable: the tier only calls `start`, `reserve`, `settle`, `removed` and `make_room`. It learns what other processes
-write when it next counts the folder, so several writers may exceed the cap by what they write between two counts.
+A writer reserves its bytes in the shared counter first and then evicts until the counter is under the cap, so the cap
+holds whoever writes. Which blocks go is chosen for all processes at once: see `kvstore.janitor` and `kvstore.eviction`.
 """
 
-import heapq
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from kvstore.counters import TierCounters
-from kvstore.filetimes import expires_ns
+from kvstore.janitor import LOCK_WAIT_S, Janitor
+from kvstore.stock import QUARANTINE, Victim, files_in
+from kvstore.tier import BlobName
+from kvstore.tombstones import Reason
+from kvstore.victims import Victims
+from schemas.errors import KvUnavailable
 
-BLOCKS = "blocks"
-QUARANTINE = "quarantine"
-_MAX_VICTIMS = 4096
-_FIRST_COUNT_S = 2.0  # how long a first write waits for the count of what is there
-_MIN_INTERVAL_S = 5.0
-_MAX_DUTY = 0.02  # the part of one core that counting may take
-
-
-class _Victim(NamedTuple):
-    rank: int
-    size: int
-    path: str
-    used_ns: int
+_FIRST_COUNT_S = 2.0  # how long a write waits for the count of a folder that was never counted
+_POLL_S = 0.02
+_SLACK_BYTES = 65_536  # files take whole pages of a disk, and the counter, tombstones and victims a few
 
 
 class ByteCap:
-    """Keeps the block files under `root` below `max_bytes`. Thread-safe; counts in the background."""
+    """Thread-safe. `path_of` says where a block lies. Its methods raise `OSError` when the folder cannot be written."""
 
     def __init__(
-        self, root: Path, max_bytes: int, counters: TierCounters, clock: Callable[[], float] = time.time
+        self,
+        root: Path,
+        max_bytes: int,
+        counters: TierCounters,
+        path_of: Callable[[BlobName], str],
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._root = root
         self._max_bytes = max_bytes
         self._counters = counters
-        self._clock = clock
-        self._lock = threading.Lock()  # of the numbers
-        self._evicting = threading.Lock()  # of _victims
-        self._counted = threading.Event()
-        self._counting = False
-        self._file_bytes = 0
-        self._pending_bytes = 0  # reserved, not settled
-        self._since_count_bytes = 0
-        self._next_count = 0.0
-        self._victims: list[_Victim] = []  # the next to go comes last
+        self._path_of = path_of
+        self._victims = Victims(root)
+        self._choosing = threading.Lock()  # of _victims
+        self._evicting = threading.Lock()
+        self._num_popped = 0
+        self.janitor = Janitor(root, max_bytes, counters, self._publish, clock)
+        self._usage = self.janitor.usage
 
     @property
     def used_bytes(self) -> int:
-        return self._file_bytes + self._pending_bytes
+        return self._usage.read().total_bytes
 
-    def start(self) -> None:
-        """Counts what is there in the background, unless a count is running already."""
-        with self._lock:
-            if self._counting:
-                return
-            self._counting = True
-        threading.Thread(target=self._count, name="kv-count", daemon=True).start()
-
-    def reserve(self, num_bytes: int) -> bool:
-        """Makes room for a file that is about to be written; `settle` follows. False: there is none to be had."""
+    def reserve(self, num_bytes: int) -> None:
+        """Makes room for a file that is about to be written; `settle` follows. Raises `KvUnavailable` if there is none
+        to be had."""
         if num_bytes > self._max_bytes:
-            return False
-        self._counted.wait(_FIRST_COUNT_S)
-        if time.monotonic() >= self._next_count:
-            self.start()
-        self._add(pending=num_bytes)
-        if self._evict_to(self._max_bytes):
-            return True
-        self._add(pending=-num_bytes)
-        return False
+            raise KvUnavailable(f"a block of {num_bytes} bytes is larger than the cap of {self._root}")
+        self._wait_for_count()
+        total = self._usage.reserve(num_bytes)
+        try:
+            if total > self._max_bytes and not self._evict_to(self._max_bytes):
+                raise KvUnavailable(f"{self._root} is at its cap and nothing can be evicted for {num_bytes} bytes")
+        except BaseException:
+            self._usage.settle(num_bytes, 0)
+            raise
 
-    def settle(self, num_bytes: int, written: bool) -> None:
-        self._add(pending=-num_bytes, files=num_bytes if written else 0)
+    def settle(self, num_bytes: int, written_bytes: int, replaced_bytes: int = 0) -> None:
+        self._usage.settle(num_bytes, written_bytes, replaced_bytes)
 
     def removed(self, num_bytes: int) -> None:
-        self._add(files=-num_bytes)
+        """A file is gone that was not evicted."""
+        with suppress(OSError):
+            self._usage.removed(num_bytes)
 
     def make_room(self, num_bytes: int) -> bool:
-        """Evicts that much, for a disk that is full before the cap is reached."""
-        return self._evict_to(self.used_bytes - num_bytes)
+        """Evicts that much, for a disk that is full before the cap is reached. False: nothing went."""
+        used = self.used_bytes
+        self._evict_to(max(0, used - num_bytes - _SLACK_BYTES))
+        return self.used_bytes < used
 
-    def _add(self, files: int = 0, pending: int = 0) -> None:
-        with self._lock:
-            self._pending_bytes += pending
-            self._file_bytes += files
-            self._since_count_bytes += files
+    def close(self) -> None:
+        self.janitor.close()
+        with self._choosing:
+            self._victims.close()
+
+    def _wait_for_count(self) -> None:
+        """Nobody waits for a count once there has been one: the counter outlives the processes."""
+        if self._usage.read().counted_ns:
+            return
+        deadline_s = time.monotonic() + _FIRST_COUNT_S
+        while not self._usage.read().counted_ns:
+            if time.monotonic() > deadline_s:
+                raise KvUnavailable(f"what {self._root} holds is still being counted")
+            self.janitor.hurry()
+            time.sleep(_POLL_S)
+
+    def _publish(self, victims: list[Victim]) -> None:
+        with self._choosing:
+            self._victims.publish(victims)
+
+    def _pop(self) -> Victim | None:
+        with self._choosing:
+            victim = self._victims.pop()
+        self._num_popped += victim is not None
+        return victim
 
     def _evict_to(self, target_bytes: int) -> bool:
-        if self.used_bytes <= target_bytes:
-            return True
+        """A list of victims is used up before the next is made, so that no ancestor goes before its descendants."""
         with self._evicting:
-            for recount in (False, True):
-                if recount:
-                    self._victims = self._take_stock()
-                while self._victims and self.used_bytes > target_bytes:
-                    self._evict(self._victims.pop())
-                if self.used_bytes <= target_bytes:
+            if self._evict_listed(target_bytes):
+                return True
+            while self.janitor.sweep(wait_s=LOCK_WAIT_S, since_ns=self._usage.read().counted_ns):
+                self._num_popped = 0
+                if self._evict_listed(target_bytes):
                     return True
+                if self._num_popped == 0:
+                    break
             return False
 
-    def _evict(self, victim: _Victim) -> None:
-        try:
-            if os.stat(victim.path).st_atime_ns != victim.used_ns:
-                return  # used since it was counted: the next count puts it where it belongs
-            os.unlink(victim.path)
-        except FileNotFoundError:
-            self.removed(victim.size)  # another process was faster
-        except OSError:
-            return  # not ours to remove
-        else:
-            self.removed(victim.size)
-            self._counters.add(evicted=1, evicted_bytes=victim.size)
+    def _evict_listed(self, target_bytes: int) -> bool:
+        total = self._usage.read().total_bytes
+        if total > target_bytes:
+            total = self._evict_quarantined(total, target_bytes)
+        while total > target_bytes:
+            victim = self._pop()
+            if victim is None:
+                return False
+            total = self._evict(victim)
+        return True
 
-    def _count(self) -> None:
-        started = time.monotonic()
-        try:
-            victims = self._take_stock()
-            with self._evicting:
-                self._victims = victims
-        finally:
-            now = time.monotonic()
-            with self._lock:
-                self._counting = False
-                self._next_count = now + max(_MIN_INTERVAL_S, (now - started) / _MAX_DUTY)
-            self._counted.set()
-
-    def _take_stock(self) -> list[_Victim]:
-        """Sets the number of bytes in use and returns the next victims. Expired files go at once."""
-        with self._lock:
-            self._since_count_bytes = 0
-        total = 0
-        found = []
-        for victim in self._files():
-            total += victim.size
-            found.append(victim)
-        with self._lock:
-            # What was written meanwhile may be counted twice: too careful until the next count.
-            self._file_bytes = max(0, total + self._since_count_bytes)
-        return heapq.nsmallest(_MAX_VICTIMS, found)[::-1]
-
-    def _files(self) -> Iterator[_Victim]:
-        now_ns = int(self._clock() * 1e9)
-        yield from self._files_in(self._root / QUARANTINE, now_ns, quarantined=True)
-        for tenant in _folders(self._root / BLOCKS):
-            for folder in _folders(tenant):
-                yield from self._files_in(folder, now_ns)
-
-    def _files_in(self, folder: Path, now_ns: int, *, quarantined: bool = False) -> Iterator[_Victim]:
-        """Files that vanish under the count are not in it."""
-        with suppress(OSError), os.scandir(folder) as entries:
-            for entry in entries:
+    def _evict_quarantined(self, total: int, target_bytes: int) -> int:
+        for entry, status in files_in(self._root / QUARANTINE):
+            if total > target_bytes:
                 with suppress(OSError):
-                    status = entry.stat(follow_symlinks=False)
-                    if not quarantined and expires_ns(status) <= now_ns:
-                        os.unlink(entry.path)
-                        self._counters.add(expired=1)
-                        continue
-                    rank = 0 if quarantined else status.st_atime_ns
-                    yield _Victim(rank, status.st_size, entry.path, status.st_atime_ns)
+                    os.unlink(entry.path)
+                    self._counters.add(evicted=1, evicted_bytes=status.st_size)
+                    total = self._usage.removed(status.st_size)
+        return total
 
-
-def _folders(root: Path) -> list[Path]:
-    with suppress(OSError), os.scandir(root) as entries:
-        return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
-    return []
+    def _evict(self, victim: Victim) -> int:
+        """The bytes in use afterwards."""
+        path = self._path_of(victim.name)
+        try:
+            status = os.stat(path, follow_symlinks=False)
+            if status.st_atime_ns == victim.used_ns:  # else it was used since, and the next list has its new place
+                os.unlink(path)
+                self.janitor.tombstones.record(victim.name, Reason.EVICTED)
+                self._counters.add(evicted=1, evicted_bytes=status.st_size)
+                return self._usage.removed(status.st_size)
+        except OSError:
+            pass  # gone already, or not ours to remove
+        return self._usage.read().total_bytes

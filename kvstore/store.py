@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from kvstore.blob import BlobFormat
 from kvstore.codec import PLAIN, BlockCodec
@@ -16,8 +17,21 @@ from schemas.blob import HEADER_BYTES, DamagedBlob, MismatchedBlob
 from schemas.errors import KvUnavailable
 
 # A block counts as used this much earlier for each token before it, so that under eviction ancestors outlive their
-# descendants in whatever order a chain is touched.
-_USED_STEP_S = 1e-3
+# descendants: what is used at one time is evicted from its end.
+_USED_STEP_S = 1e-5
+
+
+class _Use(NamedTuple):
+    """`used_at` None: `now`."""
+
+    ttl_s: float
+    now: float
+    used_at: float | None
+    reused: bool = False
+
+    def life(self, tier: Tier, ref: BlockRef) -> Life:
+        used_at = self.now if self.used_at is None else self.used_at
+        return Life(used_at - ref.start * _USED_STEP_S, self.now + min(self.ttl_s, tier.max_ttl_s), self.reused)
 
 
 class KVStore:
@@ -56,34 +70,43 @@ class KVStore:
         return found
 
     def load(self, ref: BlockRef, into: memoryview) -> bool:
-        """Fills `into`, of exactly the payload's size, with the verified block. False: a miss; `into` is undefined."""
+        """Fills `into`, of exactly the payload's size, with the verified block. False: a miss; `into` is undefined.
+
+        No use: a block that is used without its ancestors would outlive them. Whoever uses a chain calls `renew`.
+        """
         into = self._checked(ref, into)
         for tier in self.tiers:
             size = self._read(tier, ref, into)
             if size:
                 self.counters.add(hits=1, read_bytes=size)
-                self._touch(tier, ref, 0.0)
                 return True
         self.counters.add(misses=1)
         return False
 
-    def save(self, ref: BlockRef, payload: memoryview, ttl_s: float) -> bool:
+    def save(self, ref: BlockRef, payload: memoryview, ttl_s: float, used_at: float | None = None) -> bool:
         """Stores a block in every tier that lacks it, and keeps it for at least `ttl_s`. False: no tier has it now.
 
         A block that is there already is believed by its size and header, and only touched; one that is torn or not
-        ours is replaced.
+        ours is replaced. `used_at` (None: now) must be no later than that of the block's ancestors.
         """
         payload = self._checked(ref, payload)
-        missing = [tier for tier in self.tiers if not self._keep(tier, ref, ttl_s)]
+        use = _Use(ttl_s, self._clock(), used_at)
+        missing = [tier for tier in self.tiers if not self._keep(tier, ref, use)]
         blob = self._format.seal(ref, payload) if missing else ()
-        written = [self._write(tier, ref, blob, ttl_s) for tier in missing]
+        written = [self._write(tier, ref, blob, use) for tier in missing]
         return any(written) or len(missing) < len(self.tiers)
 
-    def renew(self, refs: Sequence[BlockRef], ttl_s: float) -> int:
-        """Keeps blocks for `ttl_s` from now on, and returns how many were there. Reads no block."""
+    def renew(
+        self, refs: Sequence[BlockRef], ttl_s: float, *, used_at: float | None = None, reused: bool = False
+    ) -> int:
+        """Keeps blocks for `ttl_s` from now on, and returns how many were there. Reads no block.
+
+        `refs` are a chain from its first block on. `reused`: by another job than the one that wrote them.
+        """
+        use = _Use(ttl_s, self._clock(), used_at, reused)
         renewed = 0
-        for ref in reversed(refs):  # the first block last, for tiers that go by their own clock
-            touched = [self._touch(tier, ref, ttl_s) for tier in self.tiers]
+        for ref in refs:  # ancestors first: at no time does a block seem used later than they are
+            touched = [self._touch(tier, ref, use) for tier in self.tiers]
             renewed += any(touched)
         return renewed
 
@@ -113,7 +136,7 @@ class KVStore:
             self._log.warning("mismatch", f"block {_short(ref)} in {tier.name}: {error.message}")
         return 0
 
-    def _keep(self, tier: Tier, ref: BlockRef, ttl_s: float) -> bool:
+    def _keep(self, tier: Tier, ref: BlockRef, use: _Use) -> bool:
         """Touches the block if it is in `tier`, judging by size and header."""
         head = self._heads.take(HEADER_BYTES).data
         try:
@@ -122,13 +145,13 @@ class KVStore:
             return False  # the write will say what is wrong
         if size is None or size < HEADER_BYTES or not self._format.describes(ref, head, size):
             return False
-        self._touch(tier, ref, ttl_s)
+        self._touch(tier, ref, use)
         self.counters.add(kept=1)
         return True
 
-    def _write(self, tier: Tier, ref: BlockRef, blob: Sequence[memoryview], ttl_s: float) -> bool:
+    def _write(self, tier: Tier, ref: BlockRef, blob: Sequence[memoryview], use: _Use) -> bool:
         try:
-            tier.write(ref.name, blob, self._life(ref, ttl_s))
+            tier.write(ref.name, blob, use.life(tier, ref))
         except KvUnavailable as error:
             self.counters.add(write_errors=1)
             self._log.warning("write failed", f"{tier.name}: {error.message}; serving goes on without this block")
@@ -137,16 +160,12 @@ class KVStore:
         self.counters.add(writes=1, payload_bytes=self._format.payload_bytes(ref), stored_bytes=stored_bytes)
         return True
 
-    def _touch(self, tier: Tier, ref: BlockRef, ttl_s: float) -> bool:
+    def _touch(self, tier: Tier, ref: BlockRef, use: _Use) -> bool:
         try:
-            return tier.touch(ref.name, self._life(ref, ttl_s))
+            return tier.touch(ref.name, use.life(tier, ref))
         except KvUnavailable as error:
             self._failed_read(tier, error)
             return False
-
-    def _life(self, ref: BlockRef, ttl_s: float) -> Life:
-        now = self._clock()
-        return Life(now - ref.start * _USED_STEP_S, now + ttl_s)
 
     def _failed_read(self, tier: Tier, error: KvUnavailable) -> None:
         self.counters.add(read_errors=1)

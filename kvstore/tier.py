@@ -10,10 +10,12 @@ class Life(NamedTuple):
     """When a block was last wanted and until when it may be kept, in seconds of the wall clock.
 
     `used_at` only orders blocks for eviction. A later `expires_at` prolongs a life, an earlier one does not cut it.
+    `reused`: another job than the one that wrote the block has asked for it; once said it stays so.
     """
 
     used_at: float
     expires_at: float
+    reused: bool = False
 
 
 class BlobName(NamedTuple):
@@ -35,6 +37,7 @@ class Tier(Protocol):
 
     name: str
     counters: TierCounters
+    max_ttl_s: float  # blocks live no longer here after their last use, whatever the caller asks; inf: as asked
 
     def present(self, names: Sequence[BlobName]) -> int:
         """How many of `names`, from the first on without a gap, seem to be there. Reads no blob."""
@@ -50,6 +53,12 @@ class Tier(Protocol):
 
     def quarantine(self, name: BlobName) -> None:
         """Takes a damaged blob out of the readers' way. Nothing happens when it is gone already."""
+
+    def erase(self, tenant: str) -> int:
+        """Removes every blob of a tenant that was stored before the call, those in quarantine too. Returns their bytes.
+
+        Raises `KvUnavailable` when one of them could not be removed: some may be gone by then.
+        """
 
     def close(self) -> None:
         """Gives back what the tier holds outside of this process, its blobs excepted."""

@@ -23,8 +23,9 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     the reply subject. `timeout_left_s` counts from the broker's timestamp of this message, as does `ttft_left_s`, which
     is None once there is a first token, or if the job sets no limit for it. `stored_blocks` is the
     number of leading prompt blocks (the partial last one included) that prefill knows to be in the store. `timings`
-    are seconds that earlier stages took, for `done`. `hop` counts the hand-offs of this job; `reworked` says that it
-    went back to prefill once already.
+    are seconds that earlier stages took, for `done`. `conversation`: the job came as `messages`, so that a later prompt
+    may begin with its answer. `hop` counts the hand-offs of this job; `reworked` says that it went back to prefill once
+    already.
     """
 
     v: int = WIRE_VERSION
@@ -44,6 +45,7 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     cached_tokens: int
     reworked: bool = False
     salt: str = ""
+    conversation: bool = False
     on_disconnect: OnDisconnect = "continue"
     owner: str | None = None
     timings: dict[str, float] = {}

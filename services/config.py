@@ -138,7 +138,7 @@ def _checked(found: _Found) -> Any:
     """The value as the type of its key."""
     group, _, field = found.name.partition(".")
     hint = get_type_hints(get_type_hints(Settings)[group], include_extras=True)[field]
-    value, parse = found.value, found.unparsed and isinstance(found.value, str)
+    value, parse = _as_spelt_now(found), found.unparsed and isinstance(found.value, str)
     if parse and get_args(hint)[0] is bool:
         value = value.lower()
     try:
@@ -148,6 +148,14 @@ def _checked(found: _Found) -> Any:
     if isinstance(checked, float) and not math.isfinite(checked):
         raise _bad_value(found, "must be finite")
     return checked
+
+
+# What values of earlier versions mean now.
+_SPELT_BEFORE = {"kv.store_generated": {"true": "always", "false": "never"}}
+
+
+def _as_spelt_now(found: _Found) -> Any:
+    return _SPELT_BEFORE.get(found.name, {}).get(str(found.value).lower(), found.value)
 
 
 def _bad_value(found: _Found, why: str) -> SetupError:

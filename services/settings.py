@@ -55,8 +55,9 @@ class Kv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     partial_ttl_s: Annotated[float, key("life of a prompt's partial last block", "s", gt=0.0)] = 600.0
     max_bytes: Annotated[int, key("size of the store on disk", "bytes", ge=1_000_000)] = 10_000_000_000
     store_generated: Annotated[
-        bool, key("also store blocks that decode makes: the next turn of a conversation starts from them")
-    ] = True
+        Literal["always", "conversation", "never"],
+        key("blocks that decode makes are stored; `conversation`: those of chats, whose next turn starts from them"),
+    ] = "always"
     fetch_budget_s: Annotated[
         float, key("longest that a request waits for stored blocks before it recomputes them", "s", ge=0.0)
     ] = 0.5

@@ -26,7 +26,7 @@ class Generation:
     def __init__(self, runtime: Runtime, handoff: Handoff, choice: Choice, restored: Restored) -> None:
         self.choice = choice
         self.last_token_s = time.monotonic()
-        self.saver = Saver(runtime.blocks, runtime.pool, handoff.tenant, handoff.salt)
+        self.saver = Saver(runtime.blocks, runtime.pool, handoff.tenant, handoff.salt, restored.used_at)
         self._handoff = handoff
         self._pool = runtime.pool
         self._sampler = self._fresh_sampler()
@@ -40,8 +40,9 @@ class Generation:
             samplers=[self._sampler],
             index=len(choice.token_ids),
         )
-        if runtime.settings.kv.store_generated:
-            self.sequence.on_block_full = lambda block: self.saver.save_block(self.sequence, block)
+        mode = runtime.settings.kv.store_generated
+        self._is_stored = mode == "always" or (mode == "conversation" and handoff.conversation)
+        self.sequence.on_block_full = self._on_block_full
 
     def recheck(self, num_published: int, *, at_least_one: bool) -> None:
         """Compares those of the last block of published tokens whose rows are computed here anyway.
@@ -66,6 +67,13 @@ class Generation:
         self.sequence.token_ids.append(sampled.id)
         self.sequence.index += 1
         self._sampler.note(sampled.id)
+
+    def _on_block_full(self, block: int) -> None:
+        """Whoever takes the job over starts from the store: what is there must not go meanwhile."""
+        if self._is_stored:
+            self.saver.save_block(self.sequence, block)
+        else:
+            self.saver.hold(self.sequence, len(self._handoff.prompt_token_ids))
 
     def _forget_last_row(self) -> None:
         """A full block is given up whole: its page may be shared, and nobody writes to it again."""

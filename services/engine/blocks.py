@@ -8,6 +8,7 @@ more, so that a store which hangs holds threads but no pages. Knows nothing of j
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Executor
@@ -32,11 +33,12 @@ T = TypeVar("T")
 
 class Restored(NamedTuple):
     """`pages` hold the first `tokens` tokens; the caller releases them. The first `num_stored` blocks were found in
-    the store, the others were resident only."""
+    the store, the others were resident only. `used_at`: since when they count as used, by the wall clock."""
 
     pages: list[int]
     tokens: int
     num_stored: int
+    used_at: float = 0.0
 
 
 @dataclass
@@ -112,11 +114,17 @@ class Blocks:
         return Lookup(list(refs), self._start(self._store.lookup, refs))
 
     async def restore(
-        self, refs: Seq[BlockRef], budget: FetchBudget | None = None, lookup: Lookup | None = None
+        self,
+        refs: Seq[BlockRef],
+        budget: FetchBudget | None = None,
+        lookup: Lookup | None = None,
+        *,
+        reused: bool = False,
     ) -> Restored:
         """Pages for the longest unbroken run of `refs` that is resident or stored and proves intact.
 
         Stops waiting when `budget` (None: one for this call) is used up: what has not arrived by then is missing.
+        `reused`: other jobs have written what is found, which says that it is worth keeping.
         """
         if not refs:
             return Restored([], 0, 0)
@@ -126,11 +134,11 @@ class Blocks:
         try:
             if lookup is None or lookup.refs != refs:
                 lookup = self.look_up(refs)
-            return await self._restore(lookup, started_s + budget.left_s)
+            return await self._restore(lookup, started_s + budget.left_s, reused)
         finally:
             budget.left_s = max(0.0, budget.left_s - (clock() - started_s))
 
-    async def _restore(self, lookup: Lookup, until_s: float) -> Restored:
+    async def _restore(self, lookup: Lookup, until_s: float, reused: bool) -> Restored:
         clock = asyncio.get_running_loop().time
         refs = lookup.refs
         stored = await self._within(until_s - clock(), lookup.num_stored, otherwise=0)
@@ -157,24 +165,32 @@ class Blocks:
                 interest.lose()
             self._pool.release(pages[good:])
         self._adopt(refs[:good], pages, loads)
-        return Restored(pages[:good], sum(ref.num_tokens for ref in refs[:good]), min(stored, good))
+        used_at = time.time()
+        if asked := refs[: max(good, stored)]:  # one that came too late is in use all the same
+            self._start(self._renew, asked, used_at, reused)
+        return Restored(pages[:good], sum(ref.num_tokens for ref in refs[:good]), min(stored, good), used_at)
 
-    async def save(self, ref: BlockRef, page: int) -> bool:
-        """Stores a finished block; False if the store would not take it in time. The page must stay held until then."""
+    async def renew(self, refs: Seq[BlockRef], used_at: float) -> None:
+        """A running job still needs the chain `refs`: see `kvstore.eviction`."""
+        await self._within(SAVE_BUDGET_S, self._start(self._renew, refs, used_at, False), otherwise=None)
+
+    async def save(self, ref: BlockRef, page: int, used_at: float | None = None) -> bool:
+        """Stores a finished block; False if the store would not take it in time. The page must stay held until then.
+
+        `used_at` (None: now) must be no later than that of the block's ancestors.
+        """
         interest = Interest()
         try:
-            saving = self._start(self._save, interest, ref, page)
+            saving = self._start(self._save, interest, ref, page, used_at)
             return await self._within(SAVE_BUDGET_S, saving, otherwise=False)
         finally:
             interest.lose()
 
     def _adopt(self, refs: Seq[BlockRef], pages: Seq[int], loads: dict[int, "asyncio.Future[bool]"]) -> None:
-        """`refs` are in `pages`: those that were loaded may be shared from now on, and all live on in the store."""
+        """`refs` are in `pages`: those that were loaded may be shared from now on."""
         for i, ref in enumerate(refs):
             if i in loads and ref.num_tokens == self._pool.block_tokens:
                 self._pool.name(pages[i], ref)
-        if refs:
-            self._start(self._renew, refs)
 
     def _start(self, call: Callable[..., T], *arguments: object) -> "asyncio.Future[T]":
         """Runs a call of the store on one of its threads. What it raises is logged; it counts as a miss."""
@@ -186,11 +202,11 @@ class Blocks:
         await asyncio.wait([future], timeout=budget_s)
         return _result(future, otherwise)
 
-    def _renew(self, refs: Seq[BlockRef]) -> None:
+    def _renew(self, refs: Seq[BlockRef], used_at: float, reused: bool) -> None:
         """Blocks live on from their last use, the partial one for its own short time."""
         full = [ref for ref in refs if ref.num_tokens == self._pool.block_tokens]
-        self._store.renew(full, self._ttl_s)
-        self._store.renew(refs[len(full) :], self._partial_ttl_s)
+        self._store.renew(full, self._ttl_s, used_at=used_at, reused=reused)
+        self._store.renew(refs[len(full) :], self._partial_ttl_s, used_at=used_at, reused=reused)
 
     def _load(self, interest: Interest, ref: BlockRef, page: int) -> bool:
         target = self._pool.leading(page, ref.num_tokens)
@@ -199,13 +215,13 @@ class Blocks:
             return False
         return interest.copy(target, scratch)
 
-    def _save(self, interest: Interest, ref: BlockRef, page: int) -> bool:
+    def _save(self, interest: Interest, ref: BlockRef, page: int, used_at: float | None) -> bool:
         source = self._pool.leading(page, ref.num_tokens)
         scratch = self._scratch_like(source)
         if not interest.copy(scratch, source):
             return False
         ttl_s = self._ttl_s if ref.num_tokens == self._pool.block_tokens else self._partial_ttl_s
-        return self._store.save(ref, scratch.reshape(-1).data, ttl_s=ttl_s)
+        return self._store.save(ref, scratch.reshape(-1).data, ttl_s=ttl_s, used_at=used_at)
 
     def _scratch_like(self, array: Bytes) -> Bytes:
         """A contiguous array of the same shape over this thread's reused buffer."""

@@ -1,37 +1,51 @@
 """Saves the blocks of one sequence as they become full, beside the passes, and knows what is stored.
 
-Knows nothing of why a sequence runs. One saver a sequence; it holds each page until its bytes are written.
+Knows nothing of why a sequence runs. One saver a sequence; it holds each page until its bytes are written. While it is
+asked to save or to hold blocks, it keeps the whole chain in use: it dates all blocks by one time and moves that on now
+and then, ancestors first, so that a block never seems used later than its ancestors.
 """
 
 import asyncio
+import time
 
+from kvstore.eviction import LEASE_S
 from kvstore.keys import BlockRef
 from services.engine.blocks import Blocks
 from services.engine.pages import PagePool
 from services.engine.sequence import Sequence
 
+RENEW_AFTER_S = LEASE_S / 2
+
 
 class Saver:
-    def __init__(self, blocks: Blocks, pool: PagePool, tenant: str, salt: str) -> None:
+    """`used_at`: since when the blocks that the sequence began with count as used."""
+
+    def __init__(self, blocks: Blocks, pool: PagePool, tenant: str, salt: str, used_at: float = 0.0) -> None:
         self._blocks = blocks
         self._pool = pool
         self._tenant = tenant
         self._salt = salt
+        self._used_at = used_at
+        self._renewal: asyncio.Task[None] | None = None
         self._saves: dict[int, asyncio.Task[bool]] = {}
 
     def save_block(self, sequence: Sequence, block: int) -> None:
         """Block `block` of `sequence` is full: make it resident under its name and write it to the store."""
         end = (block + 1) * self._pool.block_tokens
         assert end <= sequence.num_computed, "a page that is shared is never written again"
-        ref = self._blocks.refs(self._tenant, self._salt, sequence.token_ids[:end])[block]
-        self._pool.name(sequence.pages[block], ref)
-        self._start(block, ref, sequence.pages[block])
+        refs = self._refs(sequence, end)
+        self._pool.name(sequence.pages[block], refs[-1])
+        self._start(refs, sequence.pages[block])
 
     def save_partial(self, sequence: Sequence) -> None:
         """Writes the last block of what is computed, if it is a partial one."""
-        refs = self._blocks.refs(self._tenant, self._salt, sequence.token_ids[: sequence.num_computed])
+        refs = self._refs(sequence, sequence.num_computed)
         if refs and refs[-1].num_tokens < self._pool.block_tokens:
-            self._start(len(refs) - 1, refs[-1], sequence.pages[len(refs) - 1])
+            self._start(refs, sequence.pages[len(refs) - 1])
+
+    def hold(self, sequence: Sequence, num_tokens: int) -> None:
+        """The blocks of the first `num_tokens` are still needed; nothing is saved."""
+        self._renew_if_due(self._refs(sequence, num_tokens))
 
     async def stored_blocks(self, num_restored: int) -> int:
         """Waits for the writes under way; the number of leading blocks that are stored, if the first
@@ -43,8 +57,31 @@ class Saver:
             count += 1
         return count
 
-    def _start(self, block: int, ref: BlockRef, page: int) -> None:
+    def _refs(self, sequence: Sequence, num_tokens: int) -> list[BlockRef]:
+        return self._blocks.refs(self._tenant, self._salt, sequence.token_ids[:num_tokens])
+
+    def _start(self, refs: list[BlockRef], page: int) -> None:
+        """Saves the last of `refs`."""
+        self._renew_if_due(refs[:-1])
         self._pool.pin(page)
-        save = asyncio.get_running_loop().create_task(self._blocks.save(ref, page))
+        save = asyncio.get_running_loop().create_task(self._save(refs[-1], page, self._used_at, self._renewal))
         save.add_done_callback(lambda _: self._pool.unpin(page))
-        self._saves[block] = save
+        self._saves[len(refs) - 1] = save
+
+    async def _save(self, ref: BlockRef, page: int, used_at: float, renewal: "asyncio.Task[None] | None") -> bool:
+        if renewal is not None:
+            await asyncio.wait([renewal])
+        return await self._blocks.save(ref, page, used_at)
+
+    def _renew_if_due(self, refs: list[BlockRef]) -> None:
+        now = time.time()
+        if 0 <= now - self._used_at < RENEW_AFTER_S:
+            return
+        self._used_at = now
+        if refs:
+            self._renewal = asyncio.get_running_loop().create_task(self._renew(refs, now, list(self._saves.values())))
+
+    async def _renew(self, refs: list[BlockRef], used_at: float, saves: "list[asyncio.Task[bool]]") -> None:
+        if saves:
+            await asyncio.wait(saves)  # what is not there yet cannot be renewed
+        await self._blocks.renew(refs, used_at)

@@ -79,10 +79,10 @@ class PrefillJob:
         await self._permit.resize(1, runtime.pages_for(len(token_ids)))
         with telemetry.span("prefill.restore"):
             refs = runtime.blocks.refs(handoff.tenant, handoff.salt, token_ids)
-            restored = await runtime.blocks.restore(refs, self._fetch_budget, self._lookup)
+            restored = await runtime.blocks.restore(refs, self._fetch_budget, self._lookup, reused=True)
         # The last token's logits are needed even when every block is a hit.
         num_known = min(restored.tokens, len(token_ids) - 1) if choices else restored.tokens
-        saver = Saver(runtime.blocks, runtime.pool, handoff.tenant, handoff.salt)
+        saver = Saver(runtime.blocks, runtime.pool, handoff.tenant, handoff.salt, restored.used_at)
         computed: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         # Token 0 goes first: encoding the last pass's blocks would compete with it for the worker's core.
         last_blocks: list[int] = []

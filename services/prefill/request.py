@@ -49,6 +49,7 @@ def draft_handoff(
         stored_blocks=0,
         cached_tokens=0,
         salt=job.cache_salt,
+        conversation=job.messages is not None,
         on_disconnect=job.on_disconnect,
         owner=job.owner,
     )

@@ -116,6 +116,19 @@ def test_contradictions_are_named_with_both_keys(overrides: dict[str, object], w
         config.load(env={}, overrides=overrides)
 
 
+@pytest.mark.parametrize(
+    ("before", "now"), [(True, "always"), (False, "never"), ("True", "always"), ("false", "never")]
+)
+def test_store_generated_as_it_was_spelt_before(before: object, now: str, tmp_path: Path) -> None:
+    assert config.load(env={}, overrides={"kv.store_generated": before}).kv.store_generated == now
+    assert config.load(env={"KVRELAY_KV_STORE_GENERATED": str(before)}).kv.store_generated == now
+    file = tmp_path / "kvrelay.toml"
+    file.write_bytes(f"[kv]\nstore_generated = {str(before).lower()}\n".encode())
+    assert config.load(file, env={}).kv.store_generated == now
+    with pytest.raises(SetupError, match="store_generated"):
+        config.load(env={}, overrides={"kv.store_generated": "sometimes"})
+
+
 settings_values = st.fixed_dictionaries(
     {},
     optional={
@@ -124,7 +137,8 @@ settings_values = st.fixed_dictionaries(
         "kv.data_dir": st.sampled_from(["a b", "日本", "/x=y"]),
         "kv.ttl_s": st.floats(min_value=600.0, max_value=1e9),
         "kv.max_bytes": st.integers(min_value=1_000_000, max_value=2**62),
-        "kv.store_generated": st.booleans(),
+        "kv.store_generated": st.sampled_from(["always", "conversation", "never"]),
+        "api.strict": st.booleans(),
         "api.port": st.integers(min_value=0, max_value=65535),
         "bus.url": st.sampled_from(["", "nats://a:b@c:1,nats://d:2"]),
     },

@@ -15,6 +15,8 @@ class StubStore:
         self.gate.set()
         self.error: Exception | None = None
         self.renewed: list[bytes] = []
+        self.used_at: dict[bytes, float | None] = {}
+        self.reused: set[bytes] = set()
         self.num_loads = 0
 
     def lookup(self, refs: Sequence[BlockRef]) -> int:
@@ -29,13 +31,19 @@ class StubStore:
         into[:] = self.stored[ref.key]
         return True
 
-    def save(self, ref: BlockRef, payload: memoryview, ttl_s: float) -> bool:
+    def save(self, ref: BlockRef, payload: memoryview, ttl_s: float, used_at: float | None = None) -> bool:
         self._pass()
+        self.used_at[ref.key] = used_at
         self.stored[ref.key] = bytes(payload)
         return True
 
-    def renew(self, refs: Sequence[BlockRef], ttl_s: float) -> int:
+    def renew(
+        self, refs: Sequence[BlockRef], ttl_s: float, *, used_at: float | None = None, reused: bool = False
+    ) -> int:
+        self._pass()
         self.renewed += [ref.key for ref in refs]
+        self.used_at |= {ref.key: used_at for ref in refs if ref.key in self.stored}
+        self.reused |= {ref.key for ref in refs if reused}
         return len(refs)
 
     def _pass(self) -> None:

@@ -3,15 +3,17 @@
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from kvstore.keys import BlockRef
 from services.engine import blocks as blocks_module
+from services.engine import saver as saver_module
 from services.engine.blocks import Blocks
 from services.engine.pages import PagePool
-from services.engine.saver import Saver
+from services.engine.saver import RENEW_AFTER_S, Saver
 from services.engine.sequence import Sequence
 from tests.engine.stub_engine import BLOCK_TOKENS, make_pool
 from tests.engine.stub_store import StubStore
@@ -78,6 +80,11 @@ async def test_what_was_saved_comes_back(executor: ThreadPoolExecutor):
     assert again.pages == restored.pages[:2], "full blocks are shared"
     await bench.threads_idle()
     assert set(bench.store.renewed) == {ref.key for ref in bench.refs}
+    assert not bench.store.reused, "decode's own use is no other job's"
+    third = await bench.blocks.restore(bench.refs, reused=True)
+    await bench.threads_idle()
+    assert bench.store.reused == {ref.key for ref in bench.refs}
+    bench.pool.release(third.pages)
     bench.pool.release([*restored.pages, *again.pages])
     bench.pool.check_integrity()
 
@@ -243,4 +250,46 @@ async def test_only_an_unbroken_run_counts_as_stored(executor: ThreadPoolExecuto
     saver.save_block(sequence, 1)
     assert await saver.stored_blocks(0) == 0
     assert await saver.stored_blocks(1) == 2
+    bench.pool.release(sequence.pages)
+
+
+async def test_a_saver_dates_a_chain_by_one_time_and_moves_it_on(
+    executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+):
+    """CASES 9: who touches a later block touches its ancestors, and never so that they seem older than it."""
+    bench = Bench(executor)
+    bench.pool.reserve(3)
+    sequence = bench.sequence()
+    saver = Saver(bench.blocks, bench.pool, "default", "")
+    times = iter([1000.0, 1000.0 + RENEW_AFTER_S / 2, 1000.0 + RENEW_AFTER_S])
+    monkeypatch.setattr(saver_module, "time", SimpleNamespace(time=lambda: next(times)))
+    used_at = bench.store.used_at
+    for block in (0, 1):
+        saver.save_block(sequence, block)
+    assert await saver.stored_blocks(0) == 2
+    assert [used_at[ref.key] for ref in bench.refs[:2]] == [1000.0, 1000.0]
+    saver.save_partial(sequence)
+    assert await saver.stored_blocks(0) == 3
+    assert [used_at[ref.key] for ref in bench.refs] == [1000.0 + RENEW_AFTER_S] * 3
+    bench.pool.release(sequence.pages)
+
+
+async def test_a_saver_that_stores_nothing_holds_what_there_is(
+    executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+):
+    bench = Bench(executor)
+    await bench.fill()
+    bench.pool.reserve(3)
+    sequence = bench.sequence()
+    saver = Saver(bench.blocks, bench.pool, "default", "", used_at=1000.0)
+    times = iter([1000.0 + RENEW_AFTER_S / 2, 1000.0 + 2 * RENEW_AFTER_S])
+    monkeypatch.setattr(saver_module, "time", SimpleNamespace(time=lambda: next(times)))
+    saver.hold(sequence, len(TOKENS))
+    await asyncio.sleep(0)
+    await bench.threads_idle()
+    assert bench.store.renewed == []
+    saver.hold(sequence, BLOCK_TOKENS)
+    await asyncio.sleep(0)
+    await bench.threads_idle()
+    assert bench.store.renewed == [bench.refs[0].key]
     bench.pool.release(sequence.pages)

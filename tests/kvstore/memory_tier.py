@@ -1,5 +1,6 @@
 """A tier in a dictionary: the fake that the contract holds to the same behaviour as the real ones."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -10,7 +11,8 @@ from kvstore.tier import BlobName, Life
 class MemoryTier:
     name = "memory"
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time, max_ttl_s: float = math.inf) -> None:
+        self.max_ttl_s = max_ttl_s
         self.counters = TierCounters()
         self.blobs: dict[BlobName, tuple[bytes, Life]] = {}
         self._clock = clock
@@ -35,12 +37,19 @@ class MemoryTier:
         if name not in self.blobs:
             return False
         blob, old = self.blobs[name]
-        self.blobs[name] = (blob, Life(life.used_at, max(old.expires_at, life.expires_at)))
+        self.blobs[name] = (
+            blob,
+            Life(life.used_at, max(old.expires_at, life.expires_at), old.reused or life.reused),
+        )
         return True
 
     def quarantine(self, name: BlobName) -> None:
         if self.blobs.pop(name, None) is not None:
             self.counters.add(quarantined=1)
+
+    def erase(self, tenant: str) -> int:
+        theirs = [name for name in self.blobs if name.tenant == tenant]
+        return sum(len(self.blobs.pop(name)[0]) for name in theirs)
 
     def close(self) -> None:
         pass

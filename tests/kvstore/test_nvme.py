@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.codec import PLAIN
+from kvstore.filetimes import expires_ns, is_reused
 from kvstore.nvme import MAX_QUARANTINED, NvmeTier
 from kvstore.store import KVStore
 from kvstore.tier import BlobName
@@ -58,7 +59,16 @@ def test_the_times_of_a_file_are_its_life(root: Path, tier: NvmeTier) -> None:
     life = Clock().life()
     tier.write(NAME, parts(b"x" * 200), life)
     status = blocks_in(root)[0].stat()
-    assert (status.st_atime, status.st_mtime + 86_400) == life
+    assert (status.st_atime, status.st_mtime + 86_400, is_reused(status)) == life
+    assert tier.touch(NAME, life._replace(reused=True))
+    status = blocks_in(root)[0].stat()
+    assert (status.st_atime, expires_ns(status), is_reused(status)) == (
+        life.used_at,
+        int(life.expires_at) * 10**9 + 1000,
+        True,
+    )
+    assert tier.touch(NAME, life)
+    assert is_reused(blocks_in(root)[0].stat()), "once said it stays so"
 
 
 def test_a_file_edited_in_place_does_not_expire_unseen(root: Path, tier: NvmeTier) -> None:
@@ -94,21 +104,22 @@ def test_quarantine_is_bounded_and_keeps_the_newest(root: Path, tier: NvmeTier) 
     assert blocks_in(root) == []
 
 
-def test_depth_orders_a_chain_for_eviction_however_it_is_touched(root: Path, tier: NvmeTier) -> None:
-    """The shared first block must outlive the last, in order of saving, loading and renewing alike."""
+def test_depth_orders_a_chain_for_eviction(root: Path, tier: NvmeTier) -> None:
+    """The shared first block must outlive the last, after saving and renewing alike; a load is no use."""
     store, refs = store_of(tier), chain(4)
 
     def order() -> list[float]:
         return [os.stat(tier.path(ref.name)).st_atime for ref in refs]
 
     for ref in refs:
-        assert store.save(ref, payload_of(ref), TTL_S)
-    assert order() == sorted(order(), reverse=True)
+        assert store.save(ref, payload_of(ref), TTL_S, used_at=1000.0)
+    assert order() == sorted(order(), reverse=True) and max(order()) == 1000.0
+    before = order()
     for ref in refs:
         assert store.load(ref, empty(ref))
-    assert order() == sorted(order(), reverse=True)
+    assert order() == before
     store.renew(refs, TTL_S)
-    assert order() == sorted(order(), reverse=True)
+    assert order() == sorted(order(), reverse=True) and min(order()) > 1000.0
 
 
 def test_a_folder_that_cannot_be_is_a_counted_miss(tmp_path: Path) -> None:

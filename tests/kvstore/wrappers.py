@@ -13,6 +13,7 @@ class WrappedTier:
     def __init__(self, inner: Tier) -> None:
         self.inner = inner
         self.name = inner.name
+        self.max_ttl_s = inner.max_ttl_s
 
     @property
     def counters(self) -> TierCounters:
@@ -39,6 +40,10 @@ class WrappedTier:
     def quarantine(self, name: BlobName) -> None:
         self.before("quarantine")
         self.inner.quarantine(name)
+
+    def erase(self, tenant: str) -> int:
+        self.before("erase")
+        return self.inner.erase(tenant)
 
     def close(self) -> None:
         self.inner.close()
