@@ -15,6 +15,7 @@ from pathlib import Path
 
 from kvstore.counters import TierCounters
 from kvstore.filetimes import expires_ns, times_of
+from kvstore.patience import Patience
 from kvstore.retention import BLOCKS, QUARANTINE, ByteCap
 from kvstore.staging import Staging
 from kvstore.tier import BlobName, Life
@@ -59,7 +60,7 @@ class NvmeTier:
                 return index
         return len(names)
 
-    def read(self, name: BlobName, into: Sequence[memoryview]) -> int | None:
+    def read(self, name: BlobName, into: Sequence[memoryview], patience: Patience | None = None) -> int | None:
         path = self.path(name)
         with _translated("read a block from", self._root):
             try:

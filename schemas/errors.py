@@ -166,6 +166,10 @@ class KvUnavailable(Unavailable):
     code = "kv_unavailable"
 
 
+class KvRefused(KvUnavailable):
+    """The store answers, and would not do this one thing: it is full, say, and can still be read."""
+
+
 class BuildGone(Unavailable):
     """The build that started the job has no workers left to finish it."""
 
