@@ -1,7 +1,7 @@
 """Which server holds a key, and the connections to each: one server, or the primaries of a Redis Cluster."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -20,8 +20,10 @@ _MAX_IDLE = 16
 class Server:
     """Links to one server; a link that was used without a fault is used again, last in first out. Thread-safe."""
 
-    def __init__(self, make_connection: Callable[[], Any]) -> None:
-        self._make_connection = make_connection
+    def __init__(self, pool: redis.ConnectionPool) -> None:
+        """`pool` only says how connections are made: it counts those that it makes, and never forgets one."""
+        self._connection_class = pool.connection_class
+        self._options = pool.connection_kwargs
         self._lock = threading.Lock()
         self._idle: list[Link] = []
 
@@ -47,7 +49,7 @@ class Server:
             with self._lock:
                 link = self._idle.pop() if self._idle else None
             if link is None:
-                return Link(self._make_connection())
+                return Link(self._connection_class(**self._options))
             if link.is_in_order:
                 return link
             link.close()
@@ -78,7 +80,7 @@ class OneServer:
     def __init__(self, url: str, timeout_s: float) -> None:
         with _read(url):
             pool = redis.ConnectionPool.from_url(url, **_options(timeout_s))
-        self._server = Server(pool.make_connection)
+        self._server = Server(pool)
 
     def of(self, key: bytes) -> Server:
         return self._server
@@ -141,7 +143,7 @@ class Cluster:
             if node.name not in self._servers:
                 assert self._client is not None
                 pool = self._client.get_redis_connection(node).connection_pool
-                self._servers[node.name] = Server(pool.make_connection)
+                self._servers[node.name] = Server(pool)
             return self._servers[node.name]
 
 
