@@ -19,9 +19,10 @@ from kvstore.patience import Patience
 from kvstore.retention import BLOCKS, QUARANTINE, ByteCap
 from kvstore.staging import Staging
 from kvstore.tier import BlobName, Life
-from schemas.errors import KvUnavailable
+from schemas.errors import KvRefused, KvUnavailable
 
 MAX_QUARANTINED = 16
+_PROBE_BYTES = 65_536
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 # Not following links and not waiting for pipes: whoever can write to the folder must not be able to hang a reader.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -87,10 +88,10 @@ class NvmeTier:
     def write(self, name: BlobName, parts: Sequence[memoryview], life: Life) -> None:
         size = sum(map(len, parts))
         if not self._retention.reserve(size):
-            raise KvUnavailable(f"{self._root} is at its cap and nothing can be evicted for {size} bytes")
+            raise KvRefused(f"{self._root} is at its cap and nothing can be evicted for {size} bytes")
         written = False
         try:
-            with _translated("write a block to", self._root):
+            with _translated("write a block to", self._root, KvRefused):
                 self._write_or_evict(name, parts, life)
             written = True
         finally:
@@ -121,6 +122,18 @@ class NvmeTier:
                     size = os.stat(folder / old).st_size
                     os.unlink(folder / old)
                     self._retention.removed(size)
+
+    def probe(self) -> None:
+        """Raises `KvUnavailable` if the folder is out of reach, `KvRefused` if only writing to it fails."""
+        with _translated("look into", self._root), suppress(FileNotFoundError):
+            os.stat(self._root)
+        with _translated("write to", self._root, KvRefused):
+            path, fd = self._staging.create()
+            try:
+                _write_all(fd, [memoryview(bytes(_PROBE_BYTES))])
+            finally:
+                os.close(fd)
+                os.unlink(path)
 
     def close(self) -> None:
         self._staging.close()
@@ -169,11 +182,11 @@ class NvmeTier:
 
 
 @contextmanager
-def _translated(what: str, root: Path) -> Iterator[None]:
+def _translated(what: str, root: Path, kind: type[KvUnavailable] = KvUnavailable) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise KvUnavailable(f"cannot {what} {root}: {error}") from error
+        raise kind(f"cannot {what} {root}: {error}") from error
 
 
 def _write_all(fd: int, parts: Sequence[memoryview]) -> None:

@@ -36,6 +36,7 @@ class RedisTier:
     """
 
     name = "redis"
+    reading_is_use = True  # the server sees to it: no need to tell it again
 
     def __init__(
         self,

@@ -133,10 +133,12 @@ class WorkerProcess:
             await queue.close()
 
     def beat(self) -> Beat:
+        troubles = self._runtime.store.troubles
         return Beat(
             process=self.process,
             role=self._role.name,
-            state=self.state,
+            state="degraded" if troubles and self.state == "ok" else self.state,
+            reasons=troubles,
             model=self._runtime.text.slug,
             build=self._runtime.build,
             text=self._runtime.text_id,
