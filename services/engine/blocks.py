@@ -15,18 +15,22 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from kvstore.keys import BlockRef, Identity, block_refs, root_of
 from kvstore.store import KVStore
+from services.engine.flights import Flight, Flights
+from services.engine.interest import Bytes, Interest
 from services.engine.pages import PagePool
+from services.engine.rate import Rate
 
 log = logging.getLogger(__name__)
 
 
 SAVE_BUDGET_S = 5.0  # a block takes some 10 ms; what waits so long behind others waits for a store that hangs
 
-Bytes = npt.NDArray[np.uint8]
+FEW_READS = 4
+MIN_FETCH_S = 0.1  # a machine that is busy may take that long for anything
+
 T = TypeVar("T")
 
 
@@ -53,30 +57,6 @@ class Lookup(NamedTuple):
     num_stored: "asyncio.Future[int]"
 
 
-class Interest:
-    """Whether somebody still waits for a block. A thread copies to or from a page only while that is so."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lost = False
-
-    def lose(self) -> None:
-        """From the return on, no thread touches the page. Waits for a copy under way, some 0.2 ms."""
-        with self._lock:
-            self._lost = True
-
-    @property
-    def lost(self) -> bool:
-        return self._lost
-
-    def copy(self, target: Bytes, source: Bytes) -> bool:
-        """False, and nothing done, once nobody waits."""
-        with self._lock:
-            if not self._lost:
-                np.copyto(target, source)
-            return not self._lost
-
-
 class Blocks:
     """Runs the store's blocking calls on `executor`; every other method belongs to the event loop's thread."""
 
@@ -90,7 +70,9 @@ class Blocks:
         ttl_s: float,
         partial_ttl_s: float,
         fetch_budget_s: float,
+        recompute: Rate | None = None,
     ) -> None:
+        """`recompute`: tokens that this process computes in a second."""
         self._store = store
         self._identity = identity
         self._pool = pool
@@ -98,14 +80,23 @@ class Blocks:
         self._ttl_s = ttl_s
         self._partial_ttl_s = partial_ttl_s
         self._fetch_budget_s = fetch_budget_s
+        self._recompute = recompute or Rate()
+        self._fetched = Rate()  # blocks a second
+        self._flights = Flights(pool, lambda interest, ref, page: self._start(self._load, interest, ref, page))
+        self._saving: dict[bytes, asyncio.Future[bool]] = {}
+        self.must_reach_all: Callable[[], bool] = lambda: False
         self._scratch = threading.local()
 
     def refs(self, tenant: str, salt: str, token_ids: Seq[int]) -> list[BlockRef]:
         """The chain of blocks of `token_ids`; the last one may be partial."""
         return block_refs(root_of(self._identity, tenant, salt), token_ids, self._identity.block_tokens)
 
-    def fetch_budget(self) -> FetchBudget:
-        return FetchBudget(self._fetch_budget_s)
+    def fetch_budget(self, num_tokens: int | None = None) -> FetchBudget:
+        """For a job that would have to compute `num_tokens` otherwise: no longer than that would take."""
+        if num_tokens is None:
+            return FetchBudget(self._fetch_budget_s)
+        cost_s = self._recompute.seconds_for(num_tokens, unknown=self._fetch_budget_s)
+        return FetchBudget(min(self._fetch_budget_s, max(MIN_FETCH_S, cost_s)))
 
     def look_up(self, refs: Seq[BlockRef]) -> Lookup:
         """Starts to ask the store how many leading `refs` it has, for a `restore` of the same that comes soon."""
@@ -134,46 +125,68 @@ class Blocks:
         clock = asyncio.get_running_loop().time
         refs = lookup.refs
         stored = await self._within(until_s - clock(), lookup.num_stored, otherwise=0)
+        known: list[int | Flight] = []
         pages: list[int] = []
-        loads: dict[int, asyncio.Future[bool]] = {}
-        interests: list[Interest] = []
-        good = 0
         try:
-            for i, ref in enumerate(refs):
-                page = self._pool.share(ref.key, ref.token_hash)
-                if page is None and i >= stored:
-                    break
+            self._begin(refs, stored, until_s - clock(), known)
+            await self._arrive([item for item in known if isinstance(item, Flight)], until_s - clock())
+            for item in known:
+                page = self._flights.claim(item) if isinstance(item, Flight) else item
                 if page is None:
-                    page = self._pool.take()
-                    interests.append(Interest())
-                    loads[i] = self._start(self._load, interests[-1], ref, page)
+                    break
                 pages.append(page)
-            if loads:
-                await asyncio.wait(loads.values(), timeout=until_s - clock())
-            good = next((i for i, load in loads.items() if not _result(load, False)), len(pages))
         finally:
-            for interest in interests:
-                interest.lose()
-            self._pool.release(pages[good:])
-        self._adopt(refs[:good], pages, loads)
-        return Restored(pages[:good], sum(ref.num_tokens for ref in refs[:good]), min(stored, good))
+            for item in known:
+                if isinstance(item, Flight):
+                    self._flights.leave(item)
+            self._pool.release([item for item in known[len(pages) :] if isinstance(item, int)])
+        if pages:
+            self._start(self._renew, refs[: len(pages)])
+        return Restored(pages, sum(ref.num_tokens for ref in refs[: len(pages)]), min(stored, len(pages)))
+
+    def _begin(self, refs: Seq[BlockRef], stored: int, left_s: float, known: list[int | Flight]) -> None:
+        """Adds the leading blocks to `known`: pages that are resident, and reads of what is stored.
+
+        Not more reads than twice what the store has lately done in the time that is left, but a few always.
+        """
+        num_reads = 0
+        for i, ref in enumerate(refs):
+            page = self._pool.share(ref.key, ref.token_hash)
+            if page is None:
+                num_reads += 1
+                too_many = num_reads > FEW_READS and self._fetched.seconds_for(num_reads, unknown=0.0) > 2 * left_s
+                if i >= stored or too_many:
+                    return
+            known.append(self._flights.join(ref) if page is None else page)
+
+    async def _arrive(self, flights: Seq[Flight], left_s: float) -> None:
+        if not flights:
+            return
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        await asyncio.wait([flight.loaded for flight in flights], timeout=left_s)
+        if len(flights) >= FEW_READS and left_s > MIN_FETCH_S / 2:  # fewer, or no time, say nothing of the rate
+            self._fetched.note(max(0.5, sum(flight.is_good for flight in flights)), clock() - began_s)
 
     async def save(self, ref: BlockRef, page: int) -> bool:
-        """Stores a finished block; False if the store would not take it in time. The page must stay held until then."""
-        interest = Interest()
-        try:
-            saving = self._start(self._save, interest, ref, page)
+        """Stores a finished block; False if the store would not take it in time. The page must stay held until then.
+
+        Who saves what is being saved already waits for that.
+        """
+        saving = self._saving.get(ref.key)
+        if saving is not None:
             return await self._within(SAVE_BUDGET_S, saving, otherwise=False)
+        outcome = self._saving[ref.key] = asyncio.get_running_loop().create_future()
+        interest = Interest()
+        stored = False
+        try:
+            write = self._start(self._save, interest, ref, page, self.must_reach_all())
+            stored = await self._within(SAVE_BUDGET_S, write, otherwise=False)
         finally:
             interest.lose()
-
-    def _adopt(self, refs: Seq[BlockRef], pages: Seq[int], loads: dict[int, "asyncio.Future[bool]"]) -> None:
-        """`refs` are in `pages`: those that were loaded may be shared from now on, and all live on in the store."""
-        for i, ref in enumerate(refs):
-            if i in loads and ref.num_tokens == self._pool.block_tokens:
-                self._pool.name(pages[i], ref.key, ref.token_hash)
-        if refs:
-            self._start(self._renew, refs)
+            del self._saving[ref.key]
+            outcome.set_result(stored)
+        return stored
 
     def _start(self, call: Callable[..., T], *arguments: object) -> "asyncio.Future[T]":
         """Runs a call of the store on one of its threads. What it raises is logged; it counts as a miss."""
@@ -194,17 +207,17 @@ class Blocks:
     def _load(self, interest: Interest, ref: BlockRef, page: int) -> bool:
         target = self._pool.leading(page, ref.num_tokens)
         scratch = self._scratch_like(target)
-        if interest.lost or not self._store.load(ref, scratch.reshape(-1).data):
+        if interest.lost or not self._store.load(ref, scratch.reshape(-1).data, interest.patience):
             return False
         return interest.copy(target, scratch)
 
-    def _save(self, interest: Interest, ref: BlockRef, page: int) -> bool:
+    def _save(self, interest: Interest, ref: BlockRef, page: int, everywhere: bool) -> bool:
         source = self._pool.leading(page, ref.num_tokens)
         scratch = self._scratch_like(source)
         if not interest.copy(scratch, source):
             return False
         ttl_s = self._ttl_s if ref.num_tokens == self._pool.block_tokens else self._partial_ttl_s
-        return self._store.save(ref, scratch.reshape(-1).data, ttl_s=ttl_s)
+        return self._store.save(ref, scratch.reshape(-1).data, ttl_s=ttl_s, everywhere=everywhere)
 
     def _scratch_like(self, array: Bytes) -> Bytes:
         """A contiguous array of the same shape over this thread's reused buffer."""

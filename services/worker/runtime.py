@@ -82,6 +82,7 @@ class Runtime:
             ttl_s=settings.kv.ttl_s,
             partial_ttl_s=settings.kv.partial_ttl_s,
             fetch_budget_s=settings.kv.fetch_budget_s,
+            recompute=self.engine.prefill_rate,
         )
 
     @classmethod

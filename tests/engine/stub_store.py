@@ -4,6 +4,7 @@ import threading
 from collections.abc import Sequence
 
 from kvstore.keys import BlockRef
+from kvstore.patience import Patience
 
 
 class StubStore:
@@ -16,12 +17,13 @@ class StubStore:
         self.error: Exception | None = None
         self.renewed: list[bytes] = []
         self.num_loads = 0
+        self.num_saves = 0
 
     def lookup(self, refs: Sequence[BlockRef]) -> int:
         self._pass()
         return next((i for i, ref in enumerate(refs) if ref.key not in self.stored), len(refs))
 
-    def load(self, ref: BlockRef, into: memoryview) -> bool:
+    def load(self, ref: BlockRef, into: memoryview, patience: Patience | None = None) -> bool:
         self.num_loads += 1
         self._pass()
         if ref.key not in self.stored:
@@ -29,7 +31,8 @@ class StubStore:
         into[:] = self.stored[ref.key]
         return True
 
-    def save(self, ref: BlockRef, payload: memoryview, ttl_s: float) -> bool:
+    def save(self, ref: BlockRef, payload: memoryview, ttl_s: float, *, everywhere: bool = True) -> bool:
+        self.num_saves += 1
         self._pass()
         self.stored[ref.key] = bytes(payload)
         return True
