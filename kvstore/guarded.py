@@ -28,12 +28,12 @@ class ProbedTier(Tier, Protocol):
 class GuardedTier:
     """Open: every call raises `KvSkipped` at once. Closed again by the first probe that works."""
 
-    def __init__(self, inner: ProbedTier, probe_interval_s: float = PROBE_INTERVAL_S) -> None:
+    def __init__(self, inner: ProbedTier, probe_interval_s: float | None = None) -> None:
         self.inner = inner
         self.name = inner.name
         self.counters: TierCounters = inner.counters
         self.reading_is_use: bool = getattr(inner, "reading_is_use", False)
-        self._interval_s = probe_interval_s
+        self._interval_s = PROBE_INTERVAL_S if probe_interval_s is None else probe_interval_s
         self._lock = threading.Lock()
         self._no_read = ""  # why it is not read, "" while it is
         self._no_write = ""

@@ -90,6 +90,7 @@ class WorkerProcess:
         self._num_offered = 0  # places that are held for jobs which have not come
         self._changed = asyncio.Event()
         role.batch.after_pass = self._changed.set
+        runtime.blocks.must_reach_all = lambda: not self._peers.are_all_at(runtime.place)
 
     async def serve(self, stop: asyncio.Event, beat_now: Callable[[], Awaitable[None]]) -> None:
         """Takes jobs until `stop` is set, then ends what runs or hands it back. `beat_now` tells of a new state."""
@@ -146,6 +147,7 @@ class WorkerProcess:
             capacity=self._room.max_sequences,
             host=socket.gethostname(),
             pid=os.getpid(),
+            place=self._runtime.place,
             alibis=self._alibis.told,
         )
 

@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from kernels.arithmetic import Arithmetic
+from kvstore.place import place_of
 from services.engine.arithmetic import choose_arithmetic
 from services.engine.batch import Batch
 from services.engine.blocks import Blocks
@@ -73,6 +74,7 @@ class Runtime:
         identity = identity_of(files, model, settings.kv.block_tokens)
         self._copier = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-copies")
         self.store = open_store(settings.kv, identity, model, self._copier)
+        self.place = place_of(Path(settings.kv.data_dir) / "kv")
         self._io = ThreadPoolExecutor(max_workers=IO_THREADS, thread_name_prefix="store")
         self.blocks = Blocks(
             self.store,
