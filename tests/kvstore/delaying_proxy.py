@@ -38,7 +38,11 @@ class DelayingProxy:
         with contextlib.suppress(OSError):
             while not self._closing.is_set():
                 client, _ = self._listener.accept()
-                server = socket.create_connection(self._to)
+                try:
+                    server = socket.create_connection(self._to)
+                except OSError:
+                    client.close()
+                    continue
                 self.num_links += 1
                 self._sockets += [client, server]
                 for way in ((client, server, False), (server, client, True)):

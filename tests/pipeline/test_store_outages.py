@@ -151,7 +151,7 @@ async def test_an_outage_costs_its_budget_once(
         assert all(words in reason for reason in here.reasons()) and here.reasons()
         assert sum(tier.counters.skipped_reads + tier.counters.skipped_writes for tier in here.tiers) > 0
         end(here)
-        await until(lambda: _is(not here.reasons()), timeout_s=10.0)
+        await until(lambda: _is(not here.reasons()))
         hits = here.pipeline.decode.store.counters.hits
         assert (await here.ask()).essence == cold.essence
         assert here.pipeline.decode.store.counters.hits > hits, "Valkey is used again"
@@ -166,7 +166,7 @@ async def test_a_wrong_password_is_an_outage_that_ends(broker: str, valkey: Valk
         assert all("does not accept the user or password" in reason for reason in here.reasons())
         assert here.reasons() and not any(PASSWORD in reason for reason in here.reasons())
         valkey.client(password="another").config_set("requirepass", PASSWORD)
-        await until(lambda: _is(not here.reasons()), timeout_s=10.0)
+        await until(lambda: _is(not here.reasons()))
         assert (await here.ask()).essence == cold.essence
         assert here.pipeline.decode.store.counters.hits >= 5
 
@@ -180,7 +180,7 @@ async def test_valkey_that_is_away_at_the_start_is_used_once_it_comes(
         cold = await here.ask()
         assert here.reasons()
         valkey.start()
-        await until(lambda: _is(not here.reasons()), timeout_s=10.0)
+        await until(lambda: _is(not here.reasons()))
         assert (await here.ask()).essence == cold.essence
         assert here.pipeline.decode.store.counters.hits >= 5
 
@@ -202,7 +202,7 @@ async def test_a_folder_that_is_read_only_for_a_while(
         assert (await pipeline.ask(**JOB)).start.cached_tokens == 85, "what is stored can be read"
         assert pipeline.prefill.store.tiers[0].counters.skipped_writes > 0
         read_only(tmp_path / "kv", False)
-        await until(lambda: _is(not pipeline.prefill.store.troubles), timeout_s=10.0)
+        await until(lambda: _is(not pipeline.prefill.store.troubles))
         assert (await pipeline.ask(**JOB, cache_salt="read-only-0")).essence == cold.essence
         assert (await pipeline.ask(**JOB, cache_salt="read-only-0")).start.cached_tokens == 85
 
@@ -213,17 +213,16 @@ async def test_a_disk_that_is_full(broker: str, small_disk: Path) -> None:  # no
     settings = settings_for(small_disk, kv={"block_tokens": 16, "codec": "none"})
     models = tiny_models()[:2]
     async with run_pipeline(broker, tiny_files(), tiny_pipeline_text(), models, (settings, settings)) as pipeline:  # type: ignore[arg-type]
-        with ballast.open("wb") as file, pytest.raises(OSError):
+        with ballast.open("wb", buffering=0) as file, pytest.raises(OSError):
             while True:
                 file.write(bytes(4096))
-                file.flush()
         answers = [await pipeline.ask(**JOB, cache_salt=f"full-{number}") for number in range(3)]
         assert all(isinstance(answer.end, Done) for answer in answers)
         assert all(answer.essence == answers[0].essence for answer in answers)
         beat = pipeline.prefill_worker.process.beat()
         assert beat.state == "degraded" and "No space left on device" in beat.reasons[0]
         ballast.unlink()
-        await until(lambda: _is(not pipeline.prefill.store.troubles), timeout_s=10.0)
+        await until(lambda: _is(not pipeline.prefill.store.troubles))
         await pipeline.ask(**JOB, cache_salt="full-0")
         warm = await pipeline.ask(**JOB, cache_salt="full-0")
         assert warm.start.cached_tokens == 85 and warm.essence == answers[0].essence
