@@ -64,12 +64,17 @@ class BlobFormat:
 
         Raises `DamagedBlob`, or `MismatchedBlob` when it is another block; then `buffer` holds anything.
         """
-        header = open_blob(head, buffer[:stored_bytes])
+        codec = self.check(ref, head, buffer[:stored_bytes])
+        CODECS[codec].decode(buffer, stored_bytes, self._geometry, ref.num_tokens)
+
+    def check(self, ref: BlockRef, head: memoryview, stored: memoryview) -> Codec:
+        """Returns how the block `ref` is stored, if that is what it is: raises `DamagedBlob` or `MismatchedBlob`."""
+        header = open_blob(head, stored)
         if header.key != ref.key:
             raise DamagedBlob(f"it is the block {header.key.hex()[:16]} under another's name")
         if wrong := self._differences(header, ref):
             raise MismatchedBlob(f"it is not ours: {wrong}")
-        CODECS[header.codec].decode(buffer, stored_bytes, self._geometry, ref.num_tokens)
+        return header.codec
 
     def describes(self, ref: BlockRef, head: memoryview, blob_bytes: int) -> bool:
         """Whether a blob of that size with this header would be the block `ref` if it is sound. Reads no payload."""

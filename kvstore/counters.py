@@ -23,12 +23,17 @@ class Counters:
 
 @dataclass
 class TierCounters(Counters):
-    """`evicted` made room, `expired` had outlived their time, `quarantined` were damaged and moved out of the way."""
+    """`evicted` made room, `expired` had outlived their time, `quarantined` were damaged and moved out of the way.
+
+    `skipped_reads` and `skipped_writes` were not tried because the tier had just failed.
+    """
 
     expired: int = 0
     evicted: int = 0
     evicted_bytes: int = 0
     quarantined: int = 0
+    skipped_reads: int = 0
+    skipped_writes: int = 0
 
 
 @dataclass
@@ -36,7 +41,8 @@ class StoreCounters(Counters):
     """`hits` and `misses` count `load`; damage, a mismatch and a failed read in every tier are misses as well.
 
     `damaged`, `mismatched` and `read_errors` count once a tier. `payload_bytes` is what `stored_bytes` was before the
-    codec; `kept` counts saves that found their block already there.
+    codec; `kept` counts saves that found their block already there; `copied` and `copies_dropped` the
+    blocks that went from one tier to another, and those that would have, had there been room to wait for it.
     """
 
     hits: int = 0
@@ -50,3 +56,5 @@ class StoreCounters(Counters):
     write_errors: int = 0
     payload_bytes: int = 0
     stored_bytes: int = 0
+    copied: int = 0
+    copies_dropped: int = 0

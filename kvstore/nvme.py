@@ -16,15 +16,17 @@ from pathlib import Path
 
 from kvstore.counters import TierCounters
 from kvstore.filetimes import expires_ns, times_of
+from kvstore.patience import Patience
 from kvstore.retention import ByteCap
 from kvstore.staging import Staging
 from kvstore.stock import BLOCKS, QUARANTINE, files_in, folders_in, key_in
 from kvstore.tier import BlobName, Life
 from kvstore.tombstones import Reason
-from schemas.errors import KvUnavailable
+from schemas.errors import KvRefused, KvUnavailable
 from schemas.subjects import check_slug
 
 MAX_QUARANTINED = 16
+_PROBE_BYTES = 65_536
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 # Not following links and not waiting for pipes: whoever can write to the folder must not be able to hang a reader.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -72,7 +74,7 @@ class NvmeTier:
                 return index
         return len(names)
 
-    def read(self, name: BlobName, into: Sequence[memoryview]) -> int | None:
+    def read(self, name: BlobName, into: Sequence[memoryview], patience: Patience | None = None) -> int | None:
         path = self.path(name)
         with _translated("read a block from", self._root):
             try:
@@ -100,7 +102,7 @@ class NvmeTier:
         size = sum(map(len, parts))
         if self.tombstones.remembers(name):
             life = life._replace(reused=True)
-        with _translated("write a block to", self._root):
+        with _translated("write a block to", self._root, KvRefused):
             self._reserve(size)
             written, replaced = 0, 0
             try:
@@ -146,6 +148,18 @@ class NvmeTier:
                 if entry.name.split(".")[1:2] == [tenant]:
                     erased += self._remove(entry.path)
         return erased
+
+    def probe(self) -> None:
+        """Raises `KvUnavailable` if the folder is out of reach, `KvRefused` if only writing to it fails."""
+        with _translated("look into", self._root), suppress(FileNotFoundError):
+            os.stat(self._root)
+        with _translated("write to", self._root, KvRefused):
+            path, fd = self._staging.create()
+            try:
+                _write_all(fd, [memoryview(bytes(_PROBE_BYTES))])
+            finally:
+                os.close(fd)
+                os.unlink(path)
 
     def close(self) -> None:
         self._retention.close()
@@ -229,11 +243,11 @@ def _size(path: str) -> int:
 
 
 @contextmanager
-def _translated(what: str, root: Path) -> Iterator[None]:
+def _translated(what: str, root: Path, kind: type[KvUnavailable] = KvUnavailable) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise KvUnavailable(f"cannot {what} {root}: {error}") from error
+        raise kind(f"cannot {what} {root}: {error}") from error
 
 
 def _write_all(fd: int, parts: Sequence[memoryview]) -> None:

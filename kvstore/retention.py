@@ -17,7 +17,7 @@ from kvstore.stock import QUARANTINE, Victim, files_in
 from kvstore.tier import BlobName
 from kvstore.tombstones import Reason
 from kvstore.victims import Victims
-from schemas.errors import KvUnavailable
+from schemas.errors import KvRefused, KvUnavailable
 
 _FIRST_COUNT_S = 2.0  # how long a write waits for the count of a folder that was never counted
 _POLL_S = 0.02
@@ -51,15 +51,15 @@ class ByteCap:
         return self._usage.read().total_bytes
 
     def reserve(self, num_bytes: int) -> None:
-        """Makes room for a file that is about to be written; `settle` follows. Raises `KvUnavailable` if there is none
+        """Makes room for a file that is about to be written; `settle` follows. Raises `KvRefused` if there is none
         to be had."""
         if num_bytes > self._max_bytes:
-            raise KvUnavailable(f"a block of {num_bytes} bytes is larger than the cap of {self._root}")
+            raise KvRefused(f"a block of {num_bytes} bytes is larger than the cap of {self._root}")
         self._wait_for_count()
         total = self._usage.reserve(num_bytes)
         try:
             if total > self._max_bytes and not self._evict_to(self._max_bytes):
-                raise KvUnavailable(f"{self._root} is at its cap and nothing can be evicted for {num_bytes} bytes")
+                raise KvRefused(f"{self._root} is at its cap and nothing can be evicted for {num_bytes} bytes")
         except BaseException:
             self._usage.settle(num_bytes, 0)
             raise

@@ -1,8 +1,10 @@
 """`KVStore`: verified blocks by reference, whatever tier holds them."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
 from typing import NamedTuple
 
 from kvstore.blob import BlobFormat
@@ -10,15 +12,17 @@ from kvstore.codec import PLAIN, BlockCodec
 from kvstore.counters import StoreCounters
 from kvstore.geometry import Geometry
 from kvstore.keys import BlockRef, Identity
+from kvstore.patience import Patience
 from kvstore.scratch import Scratch
 from kvstore.throttle import ThrottledLog
 from kvstore.tier import Life, Tier
 from schemas.blob import HEADER_BYTES, DamagedBlob, MismatchedBlob
-from schemas.errors import KvUnavailable
+from schemas.errors import KvSkipped, KvUnavailable
 
 # A block counts as used this much earlier for each token before it, so that under eviction ancestors outlive their
 # descendants: what is used at one time is evicted from its end.
 _USED_STEP_S = 1e-5
+_MAX_COPIES_WAITING = 1024
 
 
 class _Use(NamedTuple):
@@ -38,7 +42,8 @@ class KVStore:
     """Blocks of one identity in one or more tiers, fastest first. Synchronous and thread-safe.
 
     A block that is missing, damaged, somebody else's or out of reach is a miss; which of these is counted and logged.
-    The tiers belong to the caller, who closes them. Raises `SetupError` when identity and geometry contradict.
+    A block that only one tier has comes to the others on `copier`'s thread, or at once without one.
+    Tiers and copier belong to the caller, who closes them. Raises `SetupError` when identity and geometry contradict.
     """
 
     def __init__(
@@ -48,12 +53,17 @@ class KVStore:
         geometry: Geometry,
         codec: BlockCodec = PLAIN,
         clock: Callable[[], float] = time.time,
+        copier: Executor | None = None,
     ) -> None:
         self.counters = StoreCounters()
+        self._copier = copier
+        self._copies_waiting = 0
+        self._copies_lock = threading.Lock()
         self.tiers = tuple(tiers)
         self._format = BlobFormat(identity, geometry, codec)
         self._clock = clock
         self._heads = Scratch()
+        self._blobs = Scratch()
         self._log = ThrottledLog(logging.getLogger(__name__))
 
     def lookup(self, refs: Sequence[BlockRef]) -> int:
@@ -69,45 +79,69 @@ class KVStore:
                     self._failed_read(tier, error)
         return found
 
-    def load(self, ref: BlockRef, into: memoryview) -> bool:
+    def load(self, ref: BlockRef, into: memoryview, patience: Patience | None = None) -> bool:
         """Fills `into`, of exactly the payload's size, with the verified block. False: a miss; `into` is undefined.
 
         No use: a block that is used without its ancestors would outlive them. Whoever uses a chain calls `renew`.
         """
         into = self._checked(ref, into)
         for tier in self.tiers:
-            size = self._read(tier, ref, into)
+            size = self._read(tier, ref, into, patience)
             if size:
                 self.counters.add(hits=1, read_bytes=size)
                 return True
         self.counters.add(misses=1)
         return False
 
-    def save(self, ref: BlockRef, payload: memoryview, ttl_s: float, used_at: float | None = None) -> bool:
+    def save(
+        self,
+        ref: BlockRef,
+        payload: memoryview,
+        ttl_s: float,
+        *,
+        used_at: float | None = None,
+        everywhere: bool = True,
+    ) -> bool:
         """Stores a block in every tier that lacks it, and keeps it for at least `ttl_s`. False: no tier has it now.
 
         A block that is there already is believed by its size and header, and only touched; one that is torn or not
-        ours is replaced. `used_at` (None: now) must be no later than that of the block's ancestors.
+        ours is replaced. Without `everywhere` it returns once one tier has it, and the slower ones follow.
+        `used_at` (None: now) must be no later than that of the block's ancestors.
         """
         payload = self._checked(ref, payload)
         use = _Use(ttl_s, self._clock(), used_at)
-        missing = [tier for tier in self.tiers if not self._keep(tier, ref, use)]
+        missing = []
+        holder: Tier | None = None
+        for tier in self.tiers:
+            if holder is not None and not everywhere:
+                self._copy_later(ref, holder, tier, use)
+            elif self._keep(tier, ref, use):
+                holder = holder or tier
+            elif everywhere:
+                missing.append(tier)
+            elif self._write(tier, ref, self._format.seal(ref, payload), use):
+                holder = tier
         blob = self._format.seal(ref, payload) if missing else ()
         written = [self._write(tier, ref, blob, use) for tier in missing]
-        return any(written) or len(missing) < len(self.tiers)
+        return any(written) or holder is not None
 
     def renew(
         self, refs: Sequence[BlockRef], ttl_s: float, *, used_at: float | None = None, reused: bool = False
     ) -> int:
-        """Keeps blocks for `ttl_s` from now on, and returns how many were there. Reads no block.
+        """Keeps blocks for `ttl_s` from now on, in every tier, and returns how many were there.
 
-        `refs` are a chain from its first block on. `reused`: by another job than the one that wrote them.
+        `refs` are a chain from its first block on. `reused`: by another job than the one that wrote them. Reads no
+        block, but for one that is missing in some tier: it is copied there.
         """
         use = _Use(ttl_s, self._clock(), used_at, reused)
         renewed = 0
         for ref in refs:  # ancestors first: at no time does a block seem used later than they are
-            touched = [self._touch(tier, ref, use) for tier in self.tiers]
-            renewed += any(touched)
+            touched = {tier: self._touch(tier, ref, use) for tier in self.tiers}
+            holders = [tier for tier, there in touched.items() if there]
+            renewed += bool(holders)
+            for tier, there in touched.items():
+                if holders and there is False:
+                    self._copy_later(ref, holders[0], tier, use)
         return renewed
 
     def snapshot(self) -> dict[str, int]:
@@ -115,18 +149,67 @@ class KVStore:
         tiers = {f"{tier.name}_{name}": n for tier in self.tiers for name, n in tier.counters.snapshot().items()}
         return {**self.counters.snapshot(), **tiers}
 
-    def _read(self, tier: Tier, ref: BlockRef, into: memoryview) -> int:
+    @property
+    def troubles(self) -> list[str]:
+        """Why tiers are left alone at the moment, for people to read."""
+        found = (getattr(tier, "trouble", "") for tier in self.tiers)
+        return [trouble for trouble in found if trouble]
+
+    def _read(self, tier: Tier, ref: BlockRef, into: memoryview, patience: Patience | None) -> int:
         """The size of the blob whose verified payload went into `into`; 0: there is none in this tier."""
+
+        def decode(head: memoryview, size: int) -> int:
+            self._format.open(ref, head, into, size - HEADER_BYTES)
+            return size
+
+        return self._believed(tier, ref, into, decode, patience)
+
+    def _copy_later(self, ref: BlockRef, source: Tier, target: Tier, use: _Use) -> None:
+        if self._copier is None:
+            self._copy(ref, source, target, use)
+            return
+        with self._copies_lock:
+            if self._copies_waiting >= _MAX_COPIES_WAITING:
+                self.counters.add(copies_dropped=1)
+                return
+            self._copies_waiting += 1
+        self._copier.submit(self._copy, ref, source, target, use).add_done_callback(self._copied)
+
+    def _copied(self, _: Future[None]) -> None:
+        with self._copies_lock:
+            self._copies_waiting -= 1
+
+    def _copy(self, ref: BlockRef, source: Tier, target: Tier, use: _Use) -> None:
+        """The blob as it is stored, if it is sound."""
+        into = self._blobs.take(self._format.payload_bytes(ref)).data
+
+        def write(head: memoryview, size: int) -> int:
+            self._format.check(ref, head, into[: size - HEADER_BYTES])
+            self.counters.add(copied=self._write(target, ref, [head, into[: size - HEADER_BYTES]], use))
+            return size
+
+        if getattr(target, "is_written", True):
+            self._believed(source, ref, into, write)
+
+    def _believed(
+        self,
+        tier: Tier,
+        ref: BlockRef,
+        into: memoryview,
+        then: Callable[[memoryview, int], int],
+        patience: Patience | None = None,
+    ) -> int:
+        """Reads a blob: its stored payload goes into `into`. The result of `then(head, size)`, which checks it and
+        raises what is wrong; 0: there is no such blob."""
         head = self._heads.take(HEADER_BYTES).data
         try:
             # A stored payload is never larger than the plain one, so `into` has room for it, and for nothing larger.
-            size = tier.read(ref.name, [head, into])
+            size = tier.read(ref.name, [head, into], patience)
             if size is None:
                 return 0
             if not HEADER_BYTES < size <= HEADER_BYTES + len(into):
                 raise DamagedBlob(f"it has {size} bytes, which no blob of this block can have")
-            self._format.open(ref, head, into, size - HEADER_BYTES)
-            return size
+            return then(head, size)
         except KvUnavailable as error:
             self._failed_read(tier, error)
         except DamagedBlob as error:
@@ -152,6 +235,8 @@ class KVStore:
     def _write(self, tier: Tier, ref: BlockRef, blob: Sequence[memoryview], use: _Use) -> bool:
         try:
             tier.write(ref.name, blob, use.life(tier, ref))
+        except KvSkipped:
+            return False
         except KvUnavailable as error:
             self.counters.add(write_errors=1)
             self._log.warning("write failed", f"{tier.name}: {error.message}; serving goes on without this block")
@@ -160,14 +245,17 @@ class KVStore:
         self.counters.add(writes=1, payload_bytes=self._format.payload_bytes(ref), stored_bytes=stored_bytes)
         return True
 
-    def _touch(self, tier: Tier, ref: BlockRef, use: _Use) -> bool:
+    def _touch(self, tier: Tier, ref: BlockRef, use: _Use) -> bool | None:
+        """Whether it is there; None: that cannot be said."""
         try:
             return tier.touch(ref.name, use.life(tier, ref))
         except KvUnavailable as error:
             self._failed_read(tier, error)
-            return False
+            return None
 
     def _failed_read(self, tier: Tier, error: KvUnavailable) -> None:
+        if isinstance(error, KvSkipped):
+            return  # counted by the tier, and told when it began
         self.counters.add(read_errors=1)
         self._log.warning("read failed", f"{tier.name}: {error.message}; it counts as a miss")
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from kvstore.counters import TierCounters
+from kvstore.patience import Patience
 
 
 class Life(NamedTuple):
@@ -42,8 +43,11 @@ class Tier(Protocol):
     def present(self, names: Sequence[BlobName]) -> int:
         """How many of `names`, from the first on without a gap, seem to be there. Reads no blob."""
 
-    def read(self, name: BlobName, into: Sequence[memoryview]) -> int | None:
-        """Scatters the blob over `into`; what does not fit is left out. Returns the size of the blob, None: a miss."""
+    def read(self, name: BlobName, into: Sequence[memoryview], patience: Patience | None = None) -> int | None:
+        """Scatters the blob over `into`; what does not fit is left out. Returns the size of the blob, None: a miss.
+
+        A tier that may take long stops, with `KvUnavailable`, when `patience` is over or given up.
+        """
 
     def write(self, name: BlobName, parts: Sequence[memoryview], life: Life) -> None:
         """Stores the parts as one blob; replaces an older one. May make room by evicting others."""

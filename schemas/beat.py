@@ -18,6 +18,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
 
     `text` names what turns a job into token ids and limits: builds that agree on it read a prompt alike. `model`,
     `build` and `text` are known before the worker is ready; empty until then.
+    `place` names the folder of a worker's blocks: workers that share it find there what the others store.
     `alibis` name the runs of single jobs that ended for no fault of theirs (`services.worker.alibi`).
     """
 
@@ -33,6 +34,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""
     pid: int = 0
     uptime_s: float = 0.0
+    place: str = ""
     alibis: list[str] = []
 
 

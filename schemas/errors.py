@@ -166,6 +166,14 @@ class KvUnavailable(Unavailable):
     code = "kv_unavailable"
 
 
+class KvRefused(KvUnavailable):
+    """The store answers, and would not do this one thing: it is full, say, and can still be read."""
+
+
+class KvSkipped(KvUnavailable):
+    """The store was not asked: it failed a moment ago, and nothing says yet that it works again."""
+
+
 class BuildGone(Unavailable):
     """The build that started the job has no workers left to finish it."""
 

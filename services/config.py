@@ -5,12 +5,16 @@ contradiction raises `SetupError` that names the key and where it came from. No 
 """
 
 import difflib
+import hashlib
 import math
 import os
+import re
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
+from urllib.parse import quote
 
 import msgspec
 
@@ -28,16 +32,22 @@ __all__ = [
     "Otel",
     "Scheduler",
     "Settings",
+    "embedded_redis_socket",
+    "library_switches",
     "load",
     "otel",
     "read",
+    "redis_url",
     "to_env",
     "value_of",
 ]
 
 CONFIG_FILE_ENV = "KVRELAY_CONFIG"
 DEFAULT_FILE = "kvrelay.toml"
+LOGIN_IN_URL = re.compile(r"(?<=://)[^@/\s]+(?=@)")
+_MAX_SOCKET_PATH = 100  # 103 on macOS, 107 on Linux
 DEFAULT = "default"
+_SWITCHES = ("ATEN_", "DNNL_", "KMP_", "LD_", "MKL_", "OMP_", "ONEDNN_", "TORCH_")
 
 
 class Loaded(NamedTuple):
@@ -74,6 +84,22 @@ def read(
     settings = msgspec.convert(groups, Settings)
     _refuse_contradictions(settings, sources)
     return Loaded(settings, sources)
+
+
+def embedded_redis_socket(data_dir: str | Path) -> Path:
+    """Where the embedded Valkey of a data folder listens. Systems allow short names only, so it may lie elsewhere."""
+    socket = Path(data_dir).absolute() / "redis" / "valkey.sock"
+    if len(os.fsencode(socket)) <= _MAX_SOCKET_PATH:
+        return socket
+    digest = hashlib.sha256(os.fsencode(socket)).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"kvrelay-{os.getuid()}-{digest}" / "valkey.sock"
+
+
+def redis_url(kv: Kv) -> str:
+    """`kv.redis_url` with `embedded` resolved; empty: there is no Redis."""
+    if kv.redis_url == "embedded":
+        return f"unix://{quote(str(embedded_redis_socket(kv.data_dir)))}"
+    return kv.redis_url
 
 
 class _Found(NamedTuple):
@@ -159,7 +185,8 @@ def _as_spelt_now(found: _Found) -> Any:
 
 
 def _bad_value(found: _Found, why: str) -> SetupError:
-    return SetupError(f"{found.name} = {found.value!r} (from {found.source}): {why}", param=found.name)
+    value = LOGIN_IN_URL.sub("***", repr(found.value))
+    return SetupError(f"{found.name} = {value} (from {found.source}): {why}", param=found.name)
 
 
 # (at fault, measured against, what must hold, in words)
@@ -204,6 +231,11 @@ def otel(env: Mapping[str, str] = os.environ) -> Otel:
     if "otlp" in asked and protocol != "http/protobuf":
         raise SetupError(f"OTEL_EXPORTER_OTLP_PROTOCOL={protocol} is not supported: set http/protobuf")
     return asked
+
+
+def library_switches(env: Mapping[str, str] = os.environ) -> list[bytes]:
+    """What else in the environment decides how the libraries under us compute, as `NAME=value`."""
+    return [f"{name}={value}".encode() for name, value in sorted(env.items()) if name.startswith(_SWITCHES)]
 
 
 def _exporter(env: Mapping[str, str], signal: str, have: tuple[str, ...]) -> str:

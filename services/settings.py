@@ -61,6 +61,18 @@ class Kv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     fetch_budget_s: Annotated[
         float, key("longest that a request waits for stored blocks before it recomputes them", "s", ge=0.0)
     ] = 0.5
+    redis_url: Annotated[
+        str,
+        key("Redis or Valkey that workers share blocks through: `redis://`, `rediss://`, `unix://`; `embedded`: `up` "
+            "runs one; empty: none",
+            pattern="^$|^embedded$|^(redis|rediss|unix)://"),
+    ] = ""  # fmt: skip
+    redis_cluster: Annotated[bool, key("`kv.redis_url` names a node of a Redis Cluster")] = False
+    redis_timeout_s: Annotated[
+        float, key("longest that one operation on Redis may take; then it is skipped until it answers again", "s",
+                   gt=0.0, le=10.0)
+    ] = 0.5  # fmt: skip
+    redis_max_bytes: Annotated[int, key("memory of the embedded Valkey", "bytes", ge=16_000_000)] = 1_000_000_000
 
 
 class Api(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

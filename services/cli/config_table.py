@@ -1,15 +1,13 @@
 """Settings as text: the README's table, and TOML with sources."""
 
 import json
-import re
 from typing import Any
 
 from schemas.errors import SetupError
-from services.config import KEYS, Loaded, value_of
+from services.config import KEYS, LOGIN_IN_URL, Loaded, value_of
 
 BEGIN = "<!-- config table: `make readme` writes it -->"
 END = "<!-- end of config table -->"
-_PASSWORD = re.compile(r"(?<=://)[^@/\s]+(?=@)")
 
 
 def markdown() -> str:
@@ -37,7 +35,7 @@ def toml(loaded: Loaded, *, changed_only: bool = False) -> str:
         if group != name.partition(".")[0]:
             group = name.partition(".")[0]
             lines += ["", f"[{group}]"]
-        value = _PASSWORD.sub("***", literal(value_of(loaded.settings, name)))
+        value = LOGIN_IN_URL.sub("***", literal(value_of(loaded.settings, name)))
         lines.append(f"{name.partition('.')[2]} = {value}  # {source}")
     return "\n".join(lines).strip()
 

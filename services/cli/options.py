@@ -14,6 +14,7 @@ _RELOADER = "kvrelay.reloader"
 
 _OPTIONS: dict[str, tuple[str, str, Any]] = {
     "kv.data_dir": ("--data", "FOLDER", click.Path(file_okay=False)),
+    "kv.redis_url": ("--redis", "URL", str),
     "compute.model": ("--model", "NAME", str),
     "compute.dtype": ("--dtype", "NAME", click.Choice(["bfloat16", "float32"])),
     "compute.threads": ("--threads", "N", int),

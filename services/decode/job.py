@@ -89,7 +89,7 @@ class DecodeJob:
     async def _merge(self, live: list[Choice]) -> bool:
         """Restores each choice's known tokens into pages; False when prefill should rebuild them first."""
         handoff, blocks = self._handoff, self._runtime.blocks
-        budget = blocks.fetch_budget()
+        budget = blocks.fetch_budget(len(handoff.prompt_token_ids))
         for choice in live:
             known = handoff.prompt_token_ids + choice.token_ids
             with telemetry.span("decode.merge", choice=choice.number):

@@ -16,18 +16,22 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from kvstore.keys import BlockRef, Identity, block_refs, root_of
 from kvstore.store import KVStore
+from services.engine.flights import Flight, Flights
+from services.engine.interest import Bytes, Interest
 from services.engine.pages import PagePool
+from services.engine.rate import Rate
 
 log = logging.getLogger(__name__)
 
 
 SAVE_BUDGET_S = 5.0  # a block takes some 10 ms; what waits so long behind others waits for a store that hangs
 
-Bytes = npt.NDArray[np.uint8]
+FEW_READS = 4
+MIN_FETCH_S = 0.1  # a machine that is busy may take that long for anything
+
 T = TypeVar("T")
 
 
@@ -55,30 +59,6 @@ class Lookup(NamedTuple):
     num_stored: "asyncio.Future[int]"
 
 
-class Interest:
-    """Whether somebody still waits for a block. A thread copies to or from a page only while that is so."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lost = False
-
-    def lose(self) -> None:
-        """From the return on, no thread touches the page. Waits for a copy under way, some 0.2 ms."""
-        with self._lock:
-            self._lost = True
-
-    @property
-    def lost(self) -> bool:
-        return self._lost
-
-    def copy(self, target: Bytes, source: Bytes) -> bool:
-        """False, and nothing done, once nobody waits."""
-        with self._lock:
-            if not self._lost:
-                np.copyto(target, source)
-            return not self._lost
-
-
 class Blocks:
     """Runs the store's blocking calls on `executor`; every other method belongs to the event loop's thread."""
 
@@ -92,7 +72,9 @@ class Blocks:
         ttl_s: float,
         partial_ttl_s: float,
         fetch_budget_s: float,
+        recompute: Rate | None = None,
     ) -> None:
+        """`recompute`: tokens that this process computes in a second."""
         self._store = store
         self._identity = identity
         self._pool = pool
@@ -100,14 +82,23 @@ class Blocks:
         self._ttl_s = ttl_s
         self._partial_ttl_s = partial_ttl_s
         self._fetch_budget_s = fetch_budget_s
+        self._recompute = recompute or Rate()
+        self._fetched = Rate()  # blocks a second
+        self._flights = Flights(pool, lambda interest, ref, page: self._start(self._load, interest, ref, page))
+        self._saving: dict[bytes, asyncio.Future[bool]] = {}
+        self.must_reach_all: Callable[[], bool] = lambda: False
         self._scratch = threading.local()
 
     def refs(self, tenant: str, salt: str, token_ids: Seq[int]) -> list[BlockRef]:
         """The chain of blocks of `token_ids`; the last one may be partial."""
         return block_refs(root_of(self._identity, tenant, salt), token_ids, self._identity.block_tokens)
 
-    def fetch_budget(self) -> FetchBudget:
-        return FetchBudget(self._fetch_budget_s)
+    def fetch_budget(self, num_tokens: int | None = None) -> FetchBudget:
+        """For a job that would have to compute `num_tokens` otherwise: no longer than that would take."""
+        if num_tokens is None:
+            return FetchBudget(self._fetch_budget_s)
+        cost_s = self._recompute.seconds_for(num_tokens, unknown=self._fetch_budget_s)
+        return FetchBudget(min(self._fetch_budget_s, max(MIN_FETCH_S, cost_s)))
 
     def look_up(self, refs: Seq[BlockRef]) -> Lookup:
         """Starts to ask the store how many leading `refs` it has, for a `restore` of the same that comes soon."""
@@ -142,33 +133,50 @@ class Blocks:
         clock = asyncio.get_running_loop().time
         refs = lookup.refs
         stored = await self._within(until_s - clock(), lookup.num_stored, otherwise=0)
-        pages = self._pool.merge(refs)
-        loads: dict[int, asyncio.Future[bool]] = {}
-        interests: list[Interest] = []
-        good = 0
+        known: list[int | Flight] = []
+        pages: list[int] = []
         try:
-            while len(pages) < len(refs):
-                if resident := self._pool.merge(refs[len(pages) :]):  # behind a hole
-                    pages += resident
-                elif len(pages) < stored:
-                    page = self._pool.take()
-                    interests.append(Interest())
-                    loads[len(pages)] = self._start(self._load, interests[-1], refs[len(pages)], page)
-                    pages.append(page)
-                else:
+            self._begin(refs, stored, until_s - clock(), known)
+            await self._arrive([item for item in known if isinstance(item, Flight)], until_s - clock())
+            for item in known:
+                page = self._flights.claim(item) if isinstance(item, Flight) else item
+                if page is None:
                     break
-            if loads:
-                await asyncio.wait(loads.values(), timeout=until_s - clock())
-            good = next((i for i, load in loads.items() if not _result(load, False)), len(pages))
+                pages.append(page)
         finally:
-            for interest in interests:
-                interest.lose()
-            self._pool.release(pages[good:])
-        self._adopt(refs[:good], pages, loads)
-        used_at = time.time()
+            for item in known:
+                if isinstance(item, Flight):
+                    self._flights.leave(item)
+            self._pool.release([item for item in known[len(pages) :] if isinstance(item, int)])
+        used_at, good = time.time(), len(pages)
         if asked := refs[: max(good, stored)]:  # one that came too late is in use all the same
             self._start(self._renew, asked, used_at, reused)
-        return Restored(pages[:good], sum(ref.num_tokens for ref in refs[:good]), min(stored, good), used_at)
+        return Restored(pages, sum(ref.num_tokens for ref in refs[:good]), min(stored, good), used_at)
+
+    def _begin(self, refs: Seq[BlockRef], stored: int, left_s: float, known: list[int | Flight]) -> None:
+        """Adds the leading blocks to `known`: pages that are resident, and reads of what is stored.
+
+        Not more reads than twice what the store has lately done in the time that is left, but a few always.
+        """
+        num_reads = 0
+        while len(known) < len(refs):
+            if resident := self._pool.merge(refs[len(known) :]):
+                known += resident
+                continue
+            num_reads += 1
+            too_many = num_reads > FEW_READS and self._fetched.seconds_for(num_reads, unknown=0.0) > 2 * left_s
+            if len(known) >= stored or too_many:
+                return
+            known.append(self._flights.join(refs[len(known)]))
+
+    async def _arrive(self, flights: Seq[Flight], left_s: float) -> None:
+        if not flights:
+            return
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        await asyncio.wait([flight.loaded for flight in flights], timeout=left_s)
+        if len(flights) >= FEW_READS and left_s > MIN_FETCH_S / 2:  # fewer, or no time, say nothing of the rate
+            self._fetched.note(max(0.5, sum(flight.is_good for flight in flights)), clock() - began_s)
 
     async def renew(self, refs: Seq[BlockRef], used_at: float) -> None:
         """A running job still needs the chain `refs`: see `kvstore.eviction`."""
@@ -177,20 +185,23 @@ class Blocks:
     async def save(self, ref: BlockRef, page: int, used_at: float | None = None) -> bool:
         """Stores a finished block; False if the store would not take it in time. The page must stay held until then.
 
-        `used_at` (None: now) must be no later than that of the block's ancestors.
+        Who saves what is being saved already waits for that. `used_at` (None: now) must be no later than that of the
+        block's ancestors.
         """
-        interest = Interest()
-        try:
-            saving = self._start(self._save, interest, ref, page, used_at)
+        saving = self._saving.get(ref.key)
+        if saving is not None:
             return await self._within(SAVE_BUDGET_S, saving, otherwise=False)
+        outcome = self._saving[ref.key] = asyncio.get_running_loop().create_future()
+        interest = Interest()
+        stored = False
+        try:
+            write = self._start(self._save, interest, ref, page, used_at, self.must_reach_all())
+            stored = await self._within(SAVE_BUDGET_S, write, otherwise=False)
         finally:
             interest.lose()
-
-    def _adopt(self, refs: Seq[BlockRef], pages: Seq[int], loads: dict[int, "asyncio.Future[bool]"]) -> None:
-        """`refs` are in `pages`: those that were loaded may be shared from now on."""
-        for i, ref in enumerate(refs):
-            if i in loads and ref.num_tokens == self._pool.block_tokens:
-                self._pool.name(pages[i], ref)
+            del self._saving[ref.key]
+            outcome.set_result(stored)
+        return stored
 
     def _start(self, call: Callable[..., T], *arguments: object) -> "asyncio.Future[T]":
         """Runs a call of the store on one of its threads. What it raises is logged; it counts as a miss."""
@@ -211,17 +222,17 @@ class Blocks:
     def _load(self, interest: Interest, ref: BlockRef, page: int) -> bool:
         target = self._pool.leading(page, ref.num_tokens)
         scratch = self._scratch_like(target)
-        if interest.lost or not self._store.load(ref, scratch.reshape(-1).data):
+        if interest.lost or not self._store.load(ref, scratch.reshape(-1).data, interest.patience):
             return False
         return interest.copy(target, scratch)
 
-    def _save(self, interest: Interest, ref: BlockRef, page: int, used_at: float | None) -> bool:
+    def _save(self, interest: Interest, ref: BlockRef, page: int, used_at: float | None, everywhere: bool) -> bool:
         source = self._pool.leading(page, ref.num_tokens)
         scratch = self._scratch_like(source)
         if not interest.copy(scratch, source):
             return False
         ttl_s = self._ttl_s if ref.num_tokens == self._pool.block_tokens else self._partial_ttl_s
-        return self._store.save(ref, scratch.reshape(-1).data, ttl_s=ttl_s, used_at=used_at)
+        return self._store.save(ref, scratch.reshape(-1).data, ttl_s, used_at=used_at, everywhere=everywhere)
 
     def _scratch_like(self, array: Bytes) -> Bytes:
         """A contiguous array of the same shape over this thread's reused buffer."""

@@ -5,6 +5,7 @@ Knows nothing of jobs, batching policy, text or the queue. A pass is a list of `
 """
 
 import asyncio
+import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +14,11 @@ from dataclasses import dataclass, field
 from schemas.errors import NotFinite
 from services.engine.model import Model, Span
 from services.engine.pages import PagePool
+from services.engine.rate import Rate
 from services.engine.recheck import Recheck
 from services.engine.sampler import Row, Sampled, Sampler
+
+MIN_PREFILL_ROWS = 16
 
 
 @dataclass(slots=True)
@@ -48,6 +52,7 @@ class Engine:
     def __init__(self, model: Model, pool: PagePool) -> None:
         self.model = model
         self.pool = pool
+        self.prefill_rate = Rate()  # tokens a second, in passes of at least `MIN_PREFILL_ROWS`
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
 
     async def run(self, works: Seq[Work]) -> list[Outcome]:
@@ -64,7 +69,10 @@ class Engine:
             logit_rows += [begin + position - work.start for position in work.rechecked]
             if work.samplers:
                 logit_rows.append(end - 1)
+        began_s = time.perf_counter()
         logits = iter(self.model.forward(token_ids, spans, self.pool.data, logit_rows).numpy())
+        if len(token_ids) >= MIN_PREFILL_ROWS:
+            self.prefill_rate.note(len(token_ids), time.perf_counter() - began_s)
         return [_outcome(work, logits) for work in works]
 
     def close(self) -> None:

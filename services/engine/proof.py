@@ -20,6 +20,7 @@ import torch
 import kernels
 from kernels import dispatch
 from kernels.arithmetic import Arithmetic
+from services.config import library_switches
 from services.engine.arithmetic import choose_arithmetic
 from services.engine.check import Canary, canary_of, self_check
 from services.engine.model import Model
@@ -31,7 +32,6 @@ log = logging.getLogger(__name__)
 FOLDER = "proofs"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _CPU_INFO = Path("/proc/cpuinfo")
-_SWITCHES = ("ATEN_", "DNNL_", "KMP_", "LD_", "MKL_", "OMP_", "ONEDNN_", "TORCH_")
 
 
 class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,9 +107,8 @@ def _circumstances(dtype: str) -> str:
         return ""
     # The clock speed is a line of its own that changes all the time.
     cpu = b"\n".join(line for line in cpu.splitlines() if line.startswith((b"model", b"flags", b"stepping", b"vendor")))
-    switches = [f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith(_SWITCHES)]
     parts = [boot, cpu, dtype.encode(), torch.__version__.encode(), torch.__config__.show().encode()]
-    parts += [str(torch.get_num_threads()).encode(), *(switch.encode() for switch in switches), *_sources()]
+    parts += [str(torch.get_num_threads()).encode(), *library_switches(), *_sources()]
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()

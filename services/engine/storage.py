@@ -1,13 +1,18 @@
 """The store as a model sees it: which blocks are ours, how large they are, where they lie."""
 
+from concurrent.futures import Executor
 from pathlib import Path
 
 from kvstore.codec import codec_named
 from kvstore.geometry import Geometry
+from kvstore.guarded import GuardedTier
 from kvstore.keys import Identity, check_key_constant
 from kvstore.nvme import NvmeTier
+from kvstore.redis.tier import RedisTier
 from kvstore.store import KVStore
+from kvstore.tier import Tier
 from schemas.blob import ElementType
+from services.config import redis_url
 from services.engine.model import Model
 from services.models.files import ModelFiles
 from services.settings import Kv
@@ -24,16 +29,24 @@ def identity_of(files: ModelFiles, model: Model, block_tokens: int) -> Identity:
     )
 
 
-def open_store(settings: Kv, identity: Identity, model: Model) -> KVStore:
-    """The store under `kv.data_dir`. Raises `SetupError` if keys or shapes cannot be trusted.
+def open_tiers(settings: Kv) -> list[Tier]:
+    """Fastest first, each behind its breaker. Connects to nothing. Raises `SetupError`. The caller closes them."""
+    tiers: list[Tier] = [GuardedTier(NvmeTier(Path(settings.data_dir) / "kv", settings.max_bytes))]
+    if url := redis_url(settings):
+        redis = RedisTier(url, is_cluster=settings.redis_cluster, timeout_s=settings.redis_timeout_s)
+        tiers.append(GuardedTier(redis))
+    return tiers
 
-    The caller closes its tiers.
+
+def open_store(settings: Kv, identity: Identity, model: Model, copier: Executor | None = None) -> KVStore:
+    """The store of `settings`. Raises `SetupError` if keys or shapes cannot be trusted.
+
+    The caller closes its tiers, and `copier`, whose thread brings blocks from one tier to another.
     """
     check_key_constant()
     config = model.config
     geometry = Geometry(config.num_layers, config.num_kv_heads, config.head_dim, _element_type(model))
-    tier = NvmeTier(Path(settings.data_dir) / "kv", settings.max_bytes)
-    return KVStore([tier], identity, geometry, codec_named(settings.codec))
+    return KVStore(open_tiers(settings), identity, geometry, codec_named(settings.codec), copier=copier)
 
 
 def _element_type(model: Model) -> ElementType:

@@ -33,7 +33,7 @@ class PrefillJob:
         self._handoff = handoff = draft.handoff
         self._lookup = draft.lookup
         self._stream = JobStream(run.put, runtime.text, handoff.sampling, run.history)
-        self._fetch_budget = runtime.blocks.fetch_budget()
+        self._fetch_budget = runtime.blocks.fetch_budget(len(handoff.prompt_token_ids))
         self._timings = dict(handoff.timings)
         self._is_announced = run.history.start is not None
         self._cached_tokens = run.history.start.cached_tokens if run.history.start else 0

@@ -47,10 +47,12 @@ def worker_programs(
 
 def reloaded(old: Settings, new: Settings) -> Settings:
     """`new`, if workers that run on it may replace those of `old`. Raises `SetupError` naming what may not change."""
-    fixed = ("api.", "bus.", "kv.data_dir", "compute.model")
+    fixed = ("api.", "bus.", "kv.data_dir", "kv.redis_max_bytes", "compute.model")
     changed = [
         name for name in KEYS if name.startswith(fixed) and value_of(old, name) != value_of(new, name)
     ]  # fmt: skip
+    if "embedded" in (old.kv.redis_url, new.kv.redis_url) and old.kv.redis_url != new.kv.redis_url:
+        changed.append("kv.redis_url")
     if changed:
         raise SetupError(
             f"{', '.join(changed)} changed, which concerns more than the workers: stop `kvrelay up` and start it again"

@@ -1,7 +1,7 @@
 """Starts a pipeline, keeps it running, replaces its workers when asked to (SIGHUP), stops it.
 
 Order: the model is made ready while NATS starts, then all workers and the gateway together. They stop together as
-well, and NATS last, so that jobs can be handed back.
+well, and the servers last, so that jobs can be handed back.
 """
 
 import asyncio
@@ -21,8 +21,9 @@ from services.bus.beats import BeatTable
 from services.bus.connection import Bus
 from services.config import Settings
 from services.supervisor import plan, runtime_file
-from services.supervisor.broker import Broker
+from services.supervisor.broker import BlockServer, Broker
 from services.supervisor.child import Child, Program, spawn
+from services.supervisor.kept_server import KeptServer
 from services.supervisor.ports import settle_port
 from services.supervisor.readiness import wait_until_ready
 from services.supervisor.rollout import Newcomer, Rollout
@@ -60,7 +61,7 @@ class Supervisor:
         self._settings = settings
         self._port = settle_port(settings.api.host, settings.api.port)
         self._bus_url = settings.bus.url
-        self._children: list[Child | Broker] = []  # the broker first, if it is ours
+        self._children: list[Child | KeptServer] = []  # the servers first, if they are ours
         self._newcomers: list[Newcomer] = []
         self._ready = False
         self._rollout = runtime_file.Rollout()
@@ -88,7 +89,7 @@ class Supervisor:
         """Never returns. Raises `SetupError`, after stopping everybody, when something cannot be kept running."""
         try:
             async with asyncio.TaskGroup() as group:
-                await self._start_bus_and_model(group)
+                await self._start_servers_and_model(group)
                 self._start_pipeline(group)
                 await self._announce()
                 self._group = group
@@ -97,23 +98,28 @@ class Supervisor:
             await self._stop()
             raise failed.exceptions[0] from None
 
-    async def _start_bus_and_model(self, group: asyncio.TaskGroup) -> None:
+    async def _start_servers_and_model(self, group: asyncio.TaskGroup) -> None:
         """The model's conversion is the longer of the two on the first start, and runs in a process of its own."""
         program = plan.model_program(self._settings)
         process = await spawn(program)
         try:
             if not self._bus_url:
-                broker = Broker(self._settings, self._tell)
-                broker.start()
-                self._children.append(broker)
-                self._bus_url = broker.url
-                group.create_task(broker.keep())
+                self._bus_url = self._start_server(Broker(self._settings, self._tell), group)
+            if self._settings.kv.redis_url == "embedded":
+                self._start_server(BlockServer(self._settings, self._tell), group)
             if await process.wait() != 0:
                 raise SetupError(f"the model {self._settings.compute.model!r} cannot be used; the lines above say why")
         finally:
             with contextlib.suppress(ProcessLookupError):
                 if process.returncode is None:
                     process.kill()
+
+    def _start_server(self, server: KeptServer, group: asyncio.TaskGroup) -> str:
+        """Its url."""
+        server.start()
+        self._children.append(server)
+        group.create_task(server.keep())
+        return server.url
 
     def _start_pipeline(self, group: asyncio.TaskGroup) -> None:
         settings = plan.with_addresses(self._settings, self._bus_url, self._port)
@@ -217,7 +223,7 @@ class Supervisor:
         others += [newcomer.child for newcomer in self._newcomers if newcomer.child not in others]
         await asyncio.gather(*(child.stop(self._grace_s) for child in others))
         for child in self._children:
-            if isinstance(child, Broker):
+            if isinstance(child, KeptServer):
                 await child.stop(self._grace_s)
 
 

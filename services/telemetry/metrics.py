@@ -99,8 +99,13 @@ prefix_tokens_hit = Counter("prefix_tokens_hit", "{token}", "prompt tokens taken
 tokens = Counter("tokens", "{token}", "tokens computed, by kind: prompt or generated")
 damage = Counter("damage", "{block}", "stored blocks that failed verification")
 failed_loads = Counter("failed_loads", "{block}", "blocks that were promised and could not be used")
+skipped_reads = Counter("skipped_reads", "{read}", "reads that a tier of the store was not asked for: it had failed")
+skipped_writes = Counter(
+    "skipped_writes", "{write}", "writes that a tier of the store was not asked for: it had failed"
+)
 disagreements = Counter("disagreements", "{token}", "published tokens that another worker computes otherwise")
 jobs = Counter("jobs", "{job}", "jobs ended, by code: ok or an error code")
 queue_depth = Gauge("queue_depth", "{job}", "jobs waiting, by stage and lane")
 pages_used = Gauge("pages_used", "{page}", "KV pages in use")
+tier_open = Gauge("tier_open", "1", "1 while a tier of the store is left alone, by way: read or write")
 running = Gauge("running", "{sequence}", "sequences in the batch")

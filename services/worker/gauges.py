@@ -5,6 +5,8 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from kvstore.store import KVStore
+from kvstore.tier import Tier
 from schemas.errors import BusUnavailable
 from services import telemetry
 from services.bus.connection import Bus
@@ -23,11 +25,34 @@ async def keep_fresh(bus: Bus, sources: Sequence[Source], runtime: Runtime, num_
         telemetry.queue_depth.watch(partial(depths.__getitem__, source), stage=source.stage, lane=source.lane)
     telemetry.running.watch(num_running)
     telemetry.pages_used.watch(lambda: runtime.pool.num_held)
-    num_damaged = 0
+    for tier in runtime.store.tiers:
+        for way, attribute in (("read", "is_read"), ("write", "is_written")):
+            telemetry.tier_open.watch(partial(_is_open, tier, attribute), tier=tier.name, way=way)
+    grown = _Growth(runtime.store)
     while True:
-        before, num_damaged = num_damaged, runtime.store.counters.damaged
-        telemetry.damage.add(num_damaged - before)
+        grown.tell()
         with contextlib.suppress(BusUnavailable, Refused):
             for source in sources:
                 depths[source] = await num_waiting(bus, source)
         await asyncio.sleep(LOOK_S)
+
+
+def _is_open(tier: Tier, way: str) -> float:
+    return 0.0 if getattr(tier, way, True) else 1.0
+
+
+class _Growth:
+    """Adds what the store's counters have grown by since the last time to the metrics."""
+
+    def __init__(self, store: KVStore) -> None:
+        self._store = store
+        self._before: dict[str, int] = {}
+
+    def tell(self) -> None:
+        now = self._store.snapshot()
+        grown = {name: value - self._before.get(name, 0) for name, value in now.items()}
+        self._before = now
+        telemetry.damage.add(grown["damaged"])
+        for tier in self._store.tiers:
+            telemetry.skipped_reads.add(grown[f"{tier.name}_skipped_reads"], tier=tier.name)
+            telemetry.skipped_writes.add(grown[f"{tier.name}_skipped_writes"], tier=tier.name)

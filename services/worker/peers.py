@@ -32,6 +32,10 @@ class Peers:
         better begun elsewhere when its own build leaves."""
         return self._feeds is None or bool(self._beats.working(self._feeds, *self._build))
 
+    def are_all_at(self, place: str) -> bool:
+        """Whether every worker of the build finds what is stored in the folder that is named so."""
+        return place != "" and all(beat.place == place for beat in self._beats.alive(None, *self._build))
+
     async def wait_for_taker(self) -> None:
         """Returns once `take_on`."""
         await self._beats.wait_for(lambda _: self.take_on())

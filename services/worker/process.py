@@ -90,6 +90,7 @@ class WorkerProcess:
         self._num_offered = 0  # places that are held for jobs which have not come
         self._changed = asyncio.Event()
         role.batch.after_pass = self._changed.set
+        runtime.blocks.must_reach_all = lambda: not self._peers.are_all_at(runtime.place)
 
     async def serve(self, stop: asyncio.Event, beat_now: Callable[[], Awaitable[None]]) -> None:
         """Takes jobs until `stop` is set, then ends what runs or hands it back. `beat_now` tells of a new state."""
@@ -133,10 +134,12 @@ class WorkerProcess:
             await queue.close()
 
     def beat(self) -> Beat:
+        troubles = self._runtime.store.troubles
         return Beat(
             process=self.process,
             role=self._role.name,
-            state=self.state,
+            state="degraded" if troubles and self.state == "ok" else self.state,
+            reasons=troubles,
             model=self._runtime.text.slug,
             build=self._runtime.build,
             text=self._runtime.text_id,
@@ -144,6 +147,7 @@ class WorkerProcess:
             capacity=self._room.max_sequences,
             host=socket.gethostname(),
             pid=os.getpid(),
+            place=self._runtime.place,
             alibis=self._alibis.told,
         )
 

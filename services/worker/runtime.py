@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from kernels.arithmetic import Arithmetic
+from kvstore.place import place_of
 from services.engine.batch import Batch
 from services.engine.blocks import Blocks
 from services.engine.engine import Engine
@@ -71,7 +72,9 @@ class Runtime:
         self.pool = _make_pool(model, settings)
         self.engine = Engine(model, self.pool)
         identity = identity_of(files, model, settings.kv.block_tokens)
-        self.store = open_store(settings.kv, identity, model)
+        self._copier = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-copies")
+        self.store = open_store(settings.kv, identity, model, self._copier)
+        self.place = place_of(Path(settings.kv.data_dir) / "kv")
         self._io = ThreadPoolExecutor(max_workers=IO_THREADS, thread_name_prefix="store")
         self.blocks = Blocks(
             self.store,
@@ -81,6 +84,7 @@ class Runtime:
             ttl_s=settings.kv.ttl_s,
             partial_ttl_s=settings.kv.partial_ttl_s,
             fetch_budget_s=settings.kv.fetch_budget_s,
+            recompute=self.engine.prefill_rate,
         )
 
     @classmethod
@@ -116,7 +120,7 @@ class Runtime:
         """Waits for the pass under way, and shortly for calls of the store. One that hangs keeps its thread, and the
         interpreter from ending: see `services.worker.grace`."""
         self.engine.close()
-        ending = threading.Thread(target=self._io.shutdown, kwargs={"cancel_futures": True}, daemon=True)
+        ending = threading.Thread(target=self._end_store_calls, daemon=True)
         ending.start()
         ending.join(CLOSE_WAIT_S)
         if ending.is_alive():
@@ -124,6 +128,11 @@ class Runtime:
             return
         for tier in self.store.tiers:
             tier.close()
+
+    def _end_store_calls(self) -> None:
+        """Waits for those that run; what waits for its turn is not made."""
+        for threads in (self._io, self._copier):
+            threads.shutdown(cancel_futures=True)
 
 
 def _make_pool(model: Model, settings: Settings) -> PagePool:

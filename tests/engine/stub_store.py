@@ -4,6 +4,7 @@ import threading
 from collections.abc import Sequence
 
 from kvstore.keys import BlockRef
+from kvstore.patience import Patience
 
 
 class StubStore:
@@ -18,12 +19,13 @@ class StubStore:
         self.used_at: dict[bytes, float | None] = {}
         self.reused: set[bytes] = set()
         self.num_loads = 0
+        self.num_saves = 0
 
     def lookup(self, refs: Sequence[BlockRef]) -> int:
         self._pass()
         return next((i for i, ref in enumerate(refs) if ref.key not in self.stored), len(refs))
 
-    def load(self, ref: BlockRef, into: memoryview) -> bool:
+    def load(self, ref: BlockRef, into: memoryview, patience: Patience | None = None) -> bool:
         self.num_loads += 1
         self._pass()
         if ref.key not in self.stored:
@@ -31,7 +33,16 @@ class StubStore:
         into[:] = self.stored[ref.key]
         return True
 
-    def save(self, ref: BlockRef, payload: memoryview, ttl_s: float, used_at: float | None = None) -> bool:
+    def save(
+        self,
+        ref: BlockRef,
+        payload: memoryview,
+        ttl_s: float,
+        *,
+        used_at: float | None = None,
+        everywhere: bool = True,
+    ) -> bool:
+        self.num_saves += 1
         self._pass()
         self.used_at[ref.key] = used_at
         self.stored[ref.key] = bytes(payload)

@@ -293,3 +293,101 @@ async def test_a_saver_that_stores_nothing_holds_what_there_is(
     await bench.threads_idle()
     assert bench.store.renewed == [bench.refs[0].key]
     bench.pool.release(sequence.pages)
+
+
+async def test_sequences_that_want_the_same_block_share_one_read(executor: ThreadPoolExecutor):
+    bench = Bench(executor)
+    await bench.fill()
+    bench.blocks._store = slow = LookupPasses()  # type: ignore[assignment]
+    slow.stored = bench.store.stored
+    bench.pool.reserve(NUM_PAGES)
+    slow.gate.clear()
+    restoring = [asyncio.create_task(bench.blocks.restore(bench.refs[:2])) for _ in range(3)]
+    while not slow.num_loads:
+        await asyncio.sleep(0)
+    slow.gate.set()
+    first, *others = await asyncio.gather(*restoring)
+    assert slow.num_loads == 2, "one for each block"
+    assert first.tokens == 2 * BLOCK_TOKENS and all(other.pages == first.pages for other in others)
+    assert bench.pool.num_held == 2
+    for restored in (first, *others):
+        bench.pool.release(restored.pages)
+    assert bench.pool.num_held == 0
+    bench.pool.check_integrity()
+
+
+async def test_a_shared_read_goes_on_while_anybody_waits_for_it():
+    """Who began it is cancelled; the second gets the block, and nothing is left held."""
+    with ThreadPoolExecutor(2) as executor:
+        bench = Bench(executor)
+        await bench.fill()
+        bench.blocks._store = slow = LookupPasses()  # type: ignore[assignment]
+        slow.stored = bench.store.stored
+        bench.pool.reserve(2)
+        slow.gate.clear()
+        first = asyncio.create_task(bench.blocks.restore(bench.refs[:1]))
+        while not slow.num_loads:
+            await asyncio.sleep(0)
+        second = asyncio.create_task(bench.blocks.restore(bench.refs[:1]))
+        (flight,) = bench.blocks._flights._shared.values()
+        while flight.num_waiting < 2:
+            await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        slow.gate.set()
+        restored = await second
+        assert restored.tokens == BLOCK_TOKENS and slow.num_loads == 1
+        bench.pool.release(restored.pages)
+        assert bench.pool.num_held == 0 and not bench.blocks._flights._shared
+        bench.pool.check_integrity()
+
+
+async def test_partial_blocks_are_read_for_each(executor: ThreadPoolExecutor):
+    """Each sequence goes on writing into its own."""
+    bench = Bench(executor)
+    await bench.fill()
+    bench.pool.reserve(6)
+    one, other = await asyncio.gather(*(bench.blocks.restore(bench.refs) for _ in range(2)))
+    assert one.pages[:2] == other.pages[:2] and one.pages[2] != other.pages[2]
+    bench.pool.release([*one.pages, *other.pages])
+    assert bench.pool.num_held == 0
+
+
+async def test_saves_of_the_same_block_share_one_write(executor: ThreadPoolExecutor):
+    bench = Bench(executor)
+    bench.pool.reserve(6)
+    sequences = [bench.sequence(), bench.sequence()]
+    bench.store.gate.clear()
+    saving = [asyncio.create_task(bench.blocks.save(bench.refs[0], each.pages[0])) for each in sequences]
+    while not bench.store.num_saves:
+        await asyncio.sleep(0)
+    bench.store.gate.set()
+    assert await asyncio.gather(*saving) == [True, True]
+    assert bench.store.num_saves == 1
+    assert await bench.blocks.save(bench.refs[0], sequences[0].pages[0]) and bench.store.num_saves == 2
+
+
+async def test_a_fetch_may_take_what_computing_would(executor: ThreadPoolExecutor):
+    bench = Bench(executor, fetch_budget_s=2.0)
+    assert bench.blocks.fetch_budget(1000).left_s == 2.0, "nothing was measured yet"
+    bench.blocks._recompute.note(1000, 1.0)
+    budgets = [bench.blocks.fetch_budget(num_tokens).left_s for num_tokens in (10, 1000, 100_000)]
+    assert budgets == [blocks_module.MIN_FETCH_S, 1.0, 2.0]
+
+
+async def test_what_cannot_arrive_in_time_is_not_asked_for(executor: ThreadPoolExecutor):
+    """By the rate that was measured; a few are always tried, so that it is measured again."""
+    bench = Bench(executor, fetch_budget_s=1.0)
+    bench.store.stored = {ref.key: bytes(bench.pool.page_bytes) for ref in bench.refs}
+    refs = bench.blocks.refs("default", "", list(range(7 * BLOCK_TOKENS)))
+    bench.store.stored = {ref.key: bytes(bench.pool.page_bytes) for ref in refs}
+    bench.blocks._fetched.note(1, 1.0)
+    bench.pool.reserve(NUM_PAGES)
+    restored = await bench.blocks.restore(refs)
+    assert len(restored.pages) == blocks_module.FEW_READS == bench.store.num_loads
+    bench.pool.release(restored.pages)
+    assert bench.blocks._fetched.per_s > 10, "it was quicker this time"
+    again = await bench.blocks.restore(refs)
+    assert len(again.pages) == 7
+    bench.pool.release(again.pages)

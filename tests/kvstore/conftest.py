@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kvstore.valkey import Valkey, running
+
 
 def _mount(*arguments: str) -> None:
     if os.geteuid() != 0 or subprocess.run(["mount", *arguments], capture_output=True, check=False).returncode:
@@ -35,3 +37,16 @@ def read_only(tmp_path: Path) -> Iterator[Callable[[Path, bool], None]]:
     yield switch
     for folder in mounted:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture(scope="session")
+def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    with running(tmp_path_factory.mktemp("valkey")) as server:
+        yield server
+
+
+@pytest.fixture
+def valkey(valkey_server: Valkey) -> Valkey:
+    """Empty. Leave it running."""
+    valkey_server.client().flushall()
+    return valkey_server

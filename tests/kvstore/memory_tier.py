@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvstore.counters import TierCounters
+from kvstore.patience import Patience
 from kvstore.tier import BlobName, Life
 
 
@@ -20,7 +21,7 @@ class MemoryTier:
     def present(self, names: Sequence[BlobName]) -> int:
         return next((index for index, name in enumerate(names) if not self._alive(name)), len(names))
 
-    def read(self, name: BlobName, into: Sequence[memoryview]) -> int | None:
+    def read(self, name: BlobName, into: Sequence[memoryview], patience: Patience | None = None) -> int | None:
         if not self._alive(name):
             return None
         blob = memoryview(self.blobs[name][0])

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from kvstore.counters import TierCounters
+from kvstore.patience import Patience
 from kvstore.tier import BlobName, Life, Tier
 from schemas.errors import KvUnavailable
 
@@ -25,9 +26,9 @@ class WrappedTier:
         self.before("present")
         return self.inner.present(names)
 
-    def read(self, name: BlobName, into: Sequence[memoryview]) -> int | None:
+    def read(self, name: BlobName, into: Sequence[memoryview], patience: Patience | None = None) -> int | None:
         self.before("read")
-        return self.inner.read(name, into)
+        return self.inner.read(name, into, patience)
 
     def write(self, name: BlobName, parts: Sequence[memoryview], life: Life) -> None:
         self.before("write")
