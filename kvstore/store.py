@@ -9,6 +9,7 @@ from kvstore.codec import PLAIN, BlockCodec
 from kvstore.counters import StoreCounters
 from kvstore.geometry import Geometry
 from kvstore.keys import BlockRef, Identity
+from kvstore.quantise import NotFinitePage
 from kvstore.scratch import Scratch
 from kvstore.throttle import ThrottledLog
 from kvstore.tier import Life, Tier
@@ -56,7 +57,7 @@ class KVStore:
         return found
 
     def load(self, ref: BlockRef, into: memoryview) -> bool:
-        """Fills `into`, of exactly the payload's size, with the verified block. False: a miss; `into` is undefined."""
+        """Fills `into`, of exactly a page's size, with the verified block. False: a miss; `into` is undefined."""
         into = self._checked(ref, into)
         for tier in self.tiers:
             size = self._read(tier, ref, into)
@@ -67,16 +68,16 @@ class KVStore:
         self.counters.add(misses=1)
         return False
 
-    def save(self, ref: BlockRef, payload: memoryview, ttl_s: float) -> bool:
+    def save(self, ref: BlockRef, page: memoryview, ttl_s: float) -> bool:
         """Stores a block in every tier that lacks it, and keeps it for at least `ttl_s`. False: no tier has it now.
 
         A block that is there already is believed by its size and header, and only touched; one that is torn or not
         ours is replaced.
         """
-        payload = self._checked(ref, payload)
+        page = self._checked(ref, page)
         missing = [tier for tier in self.tiers if not self._keep(tier, ref, ttl_s)]
-        blob = self._format.seal(ref, payload) if missing else ()
-        written = [self._write(tier, ref, blob, ttl_s) for tier in missing]
+        blob = self._seal(ref, page) if missing else None
+        written = [blob is not None and self._write(tier, ref, blob, ttl_s) for tier in missing]
         return any(written) or len(missing) < len(self.tiers)
 
     def renew(self, refs: Sequence[BlockRef], ttl_s: float) -> int:
@@ -93,10 +94,10 @@ class KVStore:
         return {**self.counters.snapshot(), **tiers}
 
     def _read(self, tier: Tier, ref: BlockRef, into: memoryview) -> int:
-        """The size of the blob whose verified payload went into `into`; 0: there is none in this tier."""
+        """The size of the blob whose verified block went into `into`; 0: there is none in this tier."""
         head = self._heads.take(HEADER_BYTES).data
         try:
-            # A stored payload is never larger than the plain one, so `into` has room for it, and for nothing larger.
+            # A stored payload is never larger than the page, so `into` has room for it, and for nothing larger.
             size = tier.read(ref.name, [head, into])
             if size is None:
                 return 0
@@ -126,6 +127,14 @@ class KVStore:
         self.counters.add(kept=1)
         return True
 
+    def _seal(self, ref: BlockRef, page: memoryview) -> Sequence[memoryview] | None:
+        try:
+            return self._format.seal(ref, page)
+        except NotFinitePage as error:
+            self.counters.add(refused=1)
+            self._log.warning("refused", f"block {_short(ref)} is not stored: {error.message}")
+            return None
+
     def _write(self, tier: Tier, ref: BlockRef, blob: Sequence[memoryview], ttl_s: float) -> bool:
         try:
             tier.write(ref.name, blob, self._life(ref, ttl_s))
@@ -134,7 +143,7 @@ class KVStore:
             self._log.warning("write failed", f"{tier.name}: {error.message}; serving goes on without this block")
             return False
         stored_bytes = sum(map(len, blob))
-        self.counters.add(writes=1, payload_bytes=self._format.payload_bytes(ref), stored_bytes=stored_bytes)
+        self.counters.add(writes=1, payload_bytes=self._format.page_bytes(ref), stored_bytes=stored_bytes)
         return True
 
     def _touch(self, tier: Tier, ref: BlockRef, ttl_s: float) -> bool:
@@ -160,13 +169,13 @@ class KVStore:
         except KvUnavailable as unable:
             self._log.warning("quarantine failed", f"{tier.name}: {unable.message}")
 
-    def _checked(self, ref: BlockRef, payload: memoryview) -> memoryview:
-        """`payload` as bytes. `ValueError` when it has another size than the block: a fault of the caller."""
-        payload = payload.cast("B")
-        size = self._format.payload_bytes(ref)
-        if len(payload) != size:
-            raise ValueError(f"the payload of a block of {ref.num_tokens} tokens has {size} bytes, got {len(payload)}")
-        return payload
+    def _checked(self, ref: BlockRef, page: memoryview) -> memoryview:
+        """`page` as bytes. `ValueError` when it has another size than the block: a fault of the caller."""
+        page = page.cast("B")
+        size = self._format.page_bytes(ref)
+        if len(page) != size:
+            raise ValueError(f"the page of a block of {ref.num_tokens} tokens has {size} bytes, got {len(page)}")
+        return page
 
 
 def _short(ref: BlockRef) -> str:

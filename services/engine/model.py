@@ -101,7 +101,7 @@ class Model:
         config = self.config
         qkv = layer.qkv(rms_norm(x, layer.attention_norm, config.norm_eps)).view(x.shape[0], -1, config.head_dim)
         rotate_(qkv[:, : config.num_heads + config.num_kv_heads], *rotation)
-        write_kv(pool, number, qkv[:, config.num_heads :], plan)
+        write_kv(pool, number, self.arithmetic.as_stored(qkv[:, config.num_heads :]), plan)
         attended = attend(pool, number, qkv[:, : config.num_heads], plan)
         x.add_(layer.attention_out(attended))
         gate_up = layer.gate_up(rms_norm(x, layer.mlp_norm, config.norm_eps))

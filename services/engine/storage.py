@@ -7,7 +7,7 @@ from kvstore.geometry import Geometry
 from kvstore.keys import Identity, check_key_constant
 from kvstore.nvme import NvmeTier
 from kvstore.store import KVStore
-from schemas.blob import ElementType
+from schemas.blob import ElementType, Quantisation
 from services.engine.model import Model
 from services.models.files import ModelFiles
 from services.settings import Kv
@@ -21,6 +21,7 @@ def identity_of(files: ModelFiles, model: Model, block_tokens: int) -> Identity:
         arithmetic=model.arithmetic.id,
         dtype=_element_type(model),
         block_tokens=block_tokens,
+        quantisation=_quantisation(model),
     )
 
 
@@ -31,10 +32,16 @@ def open_store(settings: Kv, identity: Identity, model: Model) -> KVStore:
     """
     check_key_constant()
     config = model.config
-    geometry = Geometry(config.num_layers, config.num_kv_heads, config.head_dim, _element_type(model))
+    geometry = Geometry(
+        config.num_layers, config.num_kv_heads, config.head_dim, _element_type(model), _quantisation(model)
+    )
     tier = NvmeTier(Path(settings.data_dir) / "kv", settings.max_bytes)
     return KVStore([tier], identity, geometry, codec_named(settings.codec))
 
 
 def _element_type(model: Model) -> ElementType:
     return ElementType.named(str(model.arithmetic.kv_dtype).removeprefix("torch."))
+
+
+def _quantisation(model: Model) -> Quantisation:
+    return Quantisation[model.arithmetic.quantisation.upper()]

@@ -49,7 +49,8 @@ class Prepared(NamedTuple):
     def of(cls, settings: Settings) -> "Prepared":
         """The first time this downloads and converts. Raises `SetupError`."""
         files = resolve(settings.compute.model, Path(settings.kv.data_dir), log.info)
-        return cls(files, choose_arithmetic(ModelConfig.from_hf(files.config), settings.compute.dtype))
+        config = ModelConfig.from_hf(files.config)
+        return cls(files, choose_arithmetic(config, settings.compute.dtype, settings.kv.quantisation))
 
     @property
     def build(self) -> str:
