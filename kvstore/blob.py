@@ -46,7 +46,7 @@ class BlobFormat:
             raise SetupError(f"keys are for {identity.dtype.name} blocks, their geometry says {geometry.dtype.name}")
         if identity.quantisation is not geometry.quantisation:
             raise SetupError(
-                f"keys are for quantisation {identity.quantisation.name}, the geometry says {geometry.quantisation.name}"
+                f"keys are for {identity.quantisation.name} blocks, their geometry says {geometry.quantisation.name}"
             )
         geometry.check_block_tokens(identity.block_tokens)
         self._identity = identity

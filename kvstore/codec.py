@@ -154,12 +154,7 @@ CODECS: dict[Codec, BlockCodec] = {
     for codec in (
         PLAIN,
         PlanesCodec(Codec.LZ4, _lz4_compress, _lz4_decompress, (lz4.block.LZ4BlockError,)),
-        PlanesCodec(
-            Codec.ZSTD,
-            lambda plane: _zstd.compress(plane),
-            lambda packed, size: _zstd.decompress(packed, size),
-            (zstandard.ZstdError,),
-        ),
+        PlanesCodec(Codec.ZSTD, _zstd.compress, _zstd.decompress, (zstandard.ZstdError,)),
     )
 }
 

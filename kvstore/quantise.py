@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.geometry import Bytes, Geometry
+from kvstore.geometry import Geometry
 from kvstore.scratch import Scratch
 from schemas.blob import DamagedBlob, ElementType, Quantisation
 from schemas.errors import Internal
