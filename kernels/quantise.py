@@ -18,11 +18,11 @@ _EXACT_BELOW = 2.0**-132  # a scale this small has few bits by itself
 def round_trip(x: Tensor, levels: int, dtype: torch.dtype) -> Tensor:
     """`x: [..., D] float32`, overwritten -> what comes back of it from the store, `[..., D] dtype`.
 
-    NaN and infinity make their whole vector NaN.
+    NaN and infinity make their whole vector NaN. No zero is negative: a whole number has no such thing.
     """
     largest = x.abs().amax(-1, keepdim=True).to(dtype).float()
     scale = largest / levels
     cut = scale.view(torch.int32).bitwise_and(_SCALE_BITS).view(torch.float32)
     scale = torch.where(scale < _EXACT_BELOW, scale, cut)
     whole = x.div_(largest.masked_fill(largest == 0, 1.0)).mul_(levels).round_().clamp_(-levels, levels)
-    return whole.mul_(scale).to(dtype)
+    return whole.mul_(scale).to(dtype).add_(0.0)

@@ -130,7 +130,7 @@ class _Zstd(threading.local):
     """A thread's own contexts: they cannot be shared, and making them costs more than a small plane."""
 
     def __init__(self) -> None:
-        self._compressor = zstandard.ZstdCompressor(_ZSTD_LEVEL)
+        self._compressor = zstandard.ZstdCompressor(compression_params=_ZSTD_PARAMETERS)
         self._decompressor = zstandard.ZstdDecompressor()
 
     def compress(self, plane: Bytes) -> bytes:
@@ -144,7 +144,9 @@ class _Zstd(threading.local):
         return self._decompressor.decompress(packed, max_output_size=size, allow_extra_data=False)
 
 
-_ZSTD_LEVEL = 1
+# KV hardly repeats: what pays is the coding of single bytes, and matches only cost. A table of 64 positions and matches
+# of 6 bytes or more pack 25 % faster than plain level 1, and a little smaller (decision 0031).
+_ZSTD_PARAMETERS = zstandard.ZstdCompressionParameters.from_level(1, hash_log=6, min_match=6)
 _ZSTD_LEAST_WINDOW = 1024
 _zstd = _Zstd()
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.geometry import Geometry
+from kvstore.geometry import Bytes, Geometry
 from kvstore.scratch import Scratch
 from schemas.blob import DamagedBlob, ElementType, Quantisation
 from schemas.errors import Internal
@@ -20,12 +20,17 @@ Floats = NDArray[np.float32]
 Array = NDArray[Any]
 
 _WORD = {ElementType.FLOAT32: "<u4", ElementType.FLOAT16: "<u2", ElementType.BFLOAT16: "<u2"}
+_LARGEST = {
+    ElementType.FLOAT32: np.finfo(np.float32).max,
+    ElementType.FLOAT16: np.float32(np.finfo(np.float16).max),
+    ElementType.BFLOAT16: np.uint32(0x7F7F0000).view(np.float32),
+}
 _SCALE_BITS = np.uint32(0xFFFFFF80)
 _EXACT_BELOW = np.float32(2.0**-132)  # a scale this small has few bits by itself
 
 
 class NotFinitePage(Internal):
-    """A page holds NaN or infinity: there is no scale for that, and nobody else should read it."""
+    """A page holds NaN or infinity, or nearly: there is no scale for that, and nobody else should read it."""
 
 
 class Quantiser:
@@ -35,6 +40,8 @@ class Quantiser:
         assert geometry.quantisation is not Quantisation.NONE
         self._geometry = geometry
         self._levels = np.float32(geometry.quantisation.levels)
+        # One more than there are levels: what `pack` never writes has a place in the bits.
+        self._largest_scale = _LARGEST[geometry.dtype] / (self._levels + 1)
         self._payload, self._floats, self._small = Scratch(), Scratch(), Scratch()
 
     def pack(self, page: memoryview, tokens: int) -> memoryview:
@@ -45,16 +52,19 @@ class Quantiser:
         floats = self._floats.take(4 * words.size).view(np.float32).reshape(shape)
         _to_float32(words, geometry.dtype, floats)
         largest = self._largest(words)
+        scales = scales_of(largest, self._levels)
         whole = self._whole(floats, largest)
+        if not scales.all():
+            whole[scales == 0] = 0
 
         payload = self._payload.take(geometry.payload_bytes(tokens))
-        values, scales = geometry.values_and_scales(payload, tokens)
+        values, scale_bytes = geometry.values_and_scales(payload, tokens)
         if geometry.quantisation is Quantisation.INT4:
             np.bitwise_and(whole[..., 0::2].view(np.uint8), 15, out=values)
             values |= whole[..., 1::2].view(np.uint8) << 4
         else:
             values[...] = whole.view(np.uint8)
-        scales[...] = scales_of(largest, self._levels)[..., None].view(np.uint8)
+        scale_bytes[...] = scales[..., None].view(np.uint8)
         return payload.data
 
     def unpack(self, buffer: memoryview, tokens: int) -> None:
@@ -68,8 +78,7 @@ class Quantiser:
         payload.data[:] = buffer[:size]
         values, scale_bytes = geometry.values_and_scales(payload, tokens)
         scales = np.ascontiguousarray(scale_bytes).view("<f4")
-        if not (np.isfinite(scales).all() and (scales.view("<u4") < 0x8000_0000).all()):
-            raise DamagedBlob("a scale is no finite number from 0 on")
+        self._check(values, scales)
         shape = (*values.shape[:-1], geometry.head_dim)
         floats = self._floats.take(4 * values.size * geometry.head_dim // values.shape[-1]).view(np.float32)
         floats = floats.reshape(shape)
@@ -78,9 +87,15 @@ class Quantiser:
             np.copyto(floats[..., 1::2], values.view(np.int8) >> 4)
         else:
             np.copyto(floats, values.view(np.int8))
-        with np.errstate(over="ignore"):
-            floats *= scales
+        floats *= scales
         _from_float32(floats, geometry.dtype, np.frombuffer(buffer, _WORD[geometry.dtype]).reshape(shape))
+
+    def _check(self, values: Bytes, scales: Floats) -> None:
+        """A page is finite whatever its payload says, and a scale of 0 is for zeros only."""
+        if not (scales >= 0).all() or scales.max() > self._largest_scale:
+            raise DamagedBlob(f"a scale is outside of 0 to {self._largest_scale}")
+        if not scales.all() and values[scales[..., 0] == 0].any():
+            raise DamagedBlob("values other than 0 have the scale 0")
 
     def _largest(self, words: Array) -> Floats:
         """The absolute maximum of each vector: bit patterns without a sign are ordered as their numbers are."""
@@ -88,8 +103,8 @@ class Quantiser:
         largest = np.bitwise_and(words, ~sign).max(axis=-1)
         floats = np.empty(largest.shape, np.float32)
         _to_float32(largest, self._geometry.dtype, floats)
-        if not np.isfinite(floats).all():
-            raise NotFinitePage("the page holds NaN or infinity")
+        if not (floats <= self._largest_scale * self._levels).all():
+            raise NotFinitePage("the page holds NaN or infinity, or a number too large for a scale")
         return floats
 
     def _whole(self, floats: Floats, largest: Floats) -> NDArray[np.int8]:

@@ -5,6 +5,7 @@ rows beside it, of how a prompt was cut into passes, of the page size, or of the
 decode are the same function called with other rows.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,16 @@ class Model:
         self._rope = RopeTable(
             self.config.head_dim, self.config.context_tokens, self.config.rope_theta, self.config.rope_scaling
         )
+
+    def with_arithmetic(self, arithmetic: Arithmetic) -> "Model":
+        """Another model around the same weights; `arithmetic` may differ in its quantisation only."""
+        assert (arithmetic.dtype, arithmetic.layer_recipe.name) == (
+            self.arithmetic.dtype,
+            self.arithmetic.layer_recipe.name,
+        )
+        other = copy.copy(self)
+        other.arithmetic = arithmetic
+        return other
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -25,18 +25,20 @@ def identity_of(files: ModelFiles, model: Model, block_tokens: int) -> Identity:
     )
 
 
+def geometry_of(model: Model) -> Geometry:
+    """Raises `SetupError` for a model whose K and V cannot be stored so."""
+    config = model.config
+    return Geometry(config.num_layers, config.num_kv_heads, config.head_dim, _element_type(model), _quantisation(model))
+
+
 def open_store(settings: Kv, identity: Identity, model: Model) -> KVStore:
     """The store under `kv.data_dir`. Raises `SetupError` if keys or shapes cannot be trusted.
 
     The caller closes its tiers.
     """
     check_key_constant()
-    config = model.config
-    geometry = Geometry(
-        config.num_layers, config.num_kv_heads, config.head_dim, _element_type(model), _quantisation(model)
-    )
     tier = NvmeTier(Path(settings.data_dir) / "kv", settings.max_bytes)
-    return KVStore([tier], identity, geometry, codec_named(settings.codec))
+    return KVStore([tier], identity, geometry_of(model), codec_named(settings.codec))
 
 
 def _element_type(model: Model) -> ElementType:
