@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.linear import Linear, LinearRecipe
+from kernels.quantise import LEVELS, round_trip
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Shapes:
 class Arithmetic:
     """Weights, K and V are rounded to `dtype`; everything between is float32, unless the recipe multiplies in `dtype`.
 
+    With a `quantisation` other than "none", K and V are rounded to what the store will keep of them.
+
     `id` tells arithmetics apart that differ in bits: it is a digest of the recipe, the instruction set and of what
     the operations gave for fixed inputs, so that equal ids on two machines mean equal bits.
     """
@@ -32,10 +35,17 @@ class Arithmetic:
     dtype: torch.dtype
     layer_recipe: LinearRecipe
     head_recipe: LinearRecipe
+    quantisation: str = "none"
 
     @property
     def kv_dtype(self) -> torch.dtype:
         return self.dtype
+
+    def as_stored(self, kv: Tensor) -> Tensor:
+        """`kv: [..., D] float32`, which may be overwritten -> as pages hold it, `[..., D]` of `kv_dtype`."""
+        if self.quantisation == "none":
+            return kv.to(self.kv_dtype)
+        return round_trip(kv, LEVELS[self.quantisation], self.kv_dtype)
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """The product with `weight: [N, K]` (and `bias: [N]`) rounded to `dtype`."""

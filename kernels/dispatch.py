@@ -8,6 +8,7 @@ import torch
 from kernels.arithmetic import Arithmetic, Shapes
 from kernels.exactness import try_out
 from kernels.linear import LinearRecipe, NativeBfloat16, PackedFloat32, PaddedFloat32
+from kernels.quantise import LEVELS
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -20,28 +21,33 @@ Recipes = tuple[LinearRecipe, LinearRecipe]
 """For the layers, for the head."""
 
 
-def choose(dtype: str, shapes: Shapes, recipes: Sequence[Recipes] | None = None) -> Arithmetic:
+def choose(
+    dtype: str, shapes: Shapes, recipes: Sequence[Recipes] | None = None, quantisation: str = "none"
+) -> Arithmetic:
     """The arithmetic for a model of `shapes`, tried out first (under a second).
 
-    Raises `ValueError` for an unknown dtype and `NoExactArithmetic`. `recipes` replaces the list of this machine.
+    Raises `ValueError` for an unknown dtype or quantisation, and `NoExactArithmetic`. `recipes` replaces the list of
+    this machine.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r} is unknown: choose one of {', '.join(DTYPES)}")
+    if quantisation not in ("none", *LEVELS):
+        raise ValueError(f"quantisation {quantisation!r} is unknown: choose one of none, {', '.join(LEVELS)}")
     refused = []
     for layers, head in recipes_for(dtype) if recipes is None else recipes:
         verdict = try_out(layers, head, shapes, DTYPES[dtype])
-        name = _name(dtype, layers, head)
+        name = _name(dtype, layers, head, quantisation)
         if not verdict.faults:
-            return Arithmetic(name, _arithmetic_id(name, verdict.digest), DTYPES[dtype], layers, head)
+            return Arithmetic(name, _arithmetic_id(name, verdict.digest), DTYPES[dtype], layers, head, quantisation)
         refused.append(f"{name} ({'; '.join(verdict.faults[:4])})")
     raise NoExactArithmetic(f"no exact way to multiply found on this machine: {', '.join(refused)}")
 
 
-def recall(dtype: str, name: str, id: bytes) -> Arithmetic | None:
+def recall(dtype: str, name: str, id: bytes, quantisation: str = "none") -> Arithmetic | None:
     """What `choose` found before on this machine, by its name and id. None: no recipe has that name here."""
     for layers, head in recipes_for(dtype):
-        if name == _name(dtype, layers, head):
-            return Arithmetic(name, id, DTYPES[dtype], layers, head)
+        if name == _name(dtype, layers, head, quantisation):
+            return Arithmetic(name, id, DTYPES[dtype], layers, head, quantisation)
     return None
 
 
@@ -56,8 +62,9 @@ def recipes_for(dtype: str) -> list[Recipes]:
     return same
 
 
-def _name(dtype: str, layers: LinearRecipe, head: LinearRecipe) -> str:
-    return f"{dtype}.{layers.name}.{head.name}.{instruction_set()}"
+def _name(dtype: str, layers: LinearRecipe, head: LinearRecipe, quantisation: str) -> str:
+    stored = "" if quantisation == "none" else f".{quantisation}"
+    return f"{dtype}.{layers.name}.{head.name}.{instruction_set()}{stored}"
 
 
 def instruction_set() -> str:

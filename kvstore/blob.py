@@ -1,4 +1,4 @@
-"""Payloads into sealed blobs and back: the digest over header and stored payload, and all checks on the way back."""
+"""Pages into sealed blobs and back: the digest over header and stored payload, and all checks on the way back."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,7 @@ from blake3 import blake3
 from kvstore.codec import CODECS, PLAIN, BlockCodec
 from kvstore.geometry import Geometry
 from kvstore.keys import BlockRef, Identity
+from kvstore.quantise import Quantiser
 from schemas.blob import (
     DIGEST_BYTES,
     DIGESTED_BYTES,
@@ -15,6 +16,7 @@ from schemas.blob import (
     Codec,
     DamagedBlob,
     MismatchedBlob,
+    Quantisation,
     parse_header,
 )
 from schemas.errors import SetupError
@@ -42,17 +44,27 @@ class BlobFormat:
     def __init__(self, identity: Identity, geometry: Geometry, codec: BlockCodec) -> None:
         if identity.dtype is not geometry.dtype:
             raise SetupError(f"keys are for {identity.dtype.name} blocks, their geometry says {geometry.dtype.name}")
+        if identity.quantisation is not geometry.quantisation:
+            raise SetupError(
+                f"keys are for {identity.quantisation.name} blocks, their geometry says {geometry.quantisation.name}"
+            )
         geometry.check_block_tokens(identity.block_tokens)
         self._identity = identity
         self._geometry = geometry
         self._codec = codec
+        self._quantiser = None if geometry.quantisation is Quantisation.NONE else Quantiser(geometry)
 
-    def payload_bytes(self, ref: BlockRef) -> int:
-        return self._geometry.payload_bytes(ref.num_tokens)
+    def page_bytes(self, ref: BlockRef) -> int:
+        return self._geometry.page_bytes(ref.num_tokens)
 
-    def seal(self, ref: BlockRef, payload: memoryview) -> Sequence[memoryview]:
-        """The blob in parts; valid until this thread seals or opens another."""
-        codec = self._codec
+    def seal(self, ref: BlockRef, page: memoryview) -> Sequence[memoryview]:
+        """The blob in parts; valid until this thread seals or opens another.
+
+        Raises `NotFinitePage` for a page that is to be quantised and holds NaN or infinity.
+        """
+        codec, payload = self._codec, page
+        if self._quantiser is not None:
+            payload = self._quantiser.pack(page, ref.num_tokens)
         stored = codec.encode(payload, self._geometry, ref.num_tokens)
         if stored is None:
             codec, stored = PLAIN, [payload]
@@ -60,12 +72,15 @@ class BlobFormat:
         return [memoryview(fields + _digest(fields, stored)), *stored]
 
     def open(self, ref: BlockRef, head: memoryview, buffer: memoryview, stored_bytes: int) -> None:
-        """In place: the first `stored_bytes` of `buffer` become the payload of the block `ref`, which fills it.
+        """In place: the first `stored_bytes` of `buffer` become the page of the block `ref`, which fills it.
 
         Raises `DamagedBlob`, or `MismatchedBlob` when it is another block; then `buffer` holds anything.
         """
         codec = self.check(ref, head, buffer[:stored_bytes])
-        CODECS[codec].decode(buffer, stored_bytes, self._geometry, ref.num_tokens)
+        payload = buffer[: self._geometry.payload_bytes(ref.num_tokens)]
+        CODECS[codec].decode(payload, stored_bytes, self._geometry, ref.num_tokens)
+        if self._quantiser is not None:
+            self._quantiser.unpack(buffer, ref.num_tokens)
 
     def check(self, ref: BlockRef, head: memoryview, stored: memoryview) -> Codec:
         """Returns how the block `ref` is stored, if that is what it is: raises `DamagedBlob` or `MismatchedBlob`."""

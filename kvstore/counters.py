@@ -40,9 +40,10 @@ class TierCounters(Counters):
 class StoreCounters(Counters):
     """`hits` and `misses` count `load`; damage, a mismatch and a failed read in every tier are misses as well.
 
-    `damaged`, `mismatched` and `read_errors` count once a tier. `payload_bytes` is what `stored_bytes` was before the
-    codec; `kept` counts saves that found their block already there; `copied` and `copies_dropped` the
-    blocks that went from one tier to another, and those that would have, had there been room to wait for it.
+    `damaged`, `mismatched` and `read_errors` count once a tier. `payload_bytes` is what `stored_bytes` was before
+    quantising and codec; `kept` counts saves that found their block already there, `refused` those of blocks with NaN
+    or infinity, which cannot be quantised; `copied` and `copies_dropped` the blocks that went from one tier to another,
+    and those that would have, had there been room to wait for it.
     """
 
     hits: int = 0
@@ -54,6 +55,7 @@ class StoreCounters(Counters):
     writes: int = 0
     kept: int = 0
     write_errors: int = 0
+    refused: int = 0
     payload_bytes: int = 0
     stored_bytes: int = 0
     copied: int = 0

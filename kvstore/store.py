@@ -13,6 +13,7 @@ from kvstore.counters import StoreCounters
 from kvstore.geometry import Geometry
 from kvstore.keys import BlockRef, Identity
 from kvstore.patience import Patience
+from kvstore.quantise import NotFinitePage
 from kvstore.scratch import Scratch
 from kvstore.throttle import ThrottledLog
 from kvstore.tier import Life, Tier
@@ -80,7 +81,7 @@ class KVStore:
         return found
 
     def load(self, ref: BlockRef, into: memoryview, patience: Patience | None = None) -> bool:
-        """Fills `into`, of exactly the payload's size, with the verified block. False: a miss; `into` is undefined.
+        """Fills `into`, of exactly a page's size, with the verified block. False: a miss; `into` is undefined.
 
         No use: a block that is used without its ancestors would outlive them. Whoever uses a chain calls `renew`.
         """
@@ -96,7 +97,7 @@ class KVStore:
     def save(
         self,
         ref: BlockRef,
-        payload: memoryview,
+        page: memoryview,
         ttl_s: float,
         *,
         used_at: float | None = None,
@@ -108,7 +109,7 @@ class KVStore:
         ours is replaced. Without `everywhere` it returns once one tier has it, and the slower ones follow.
         `used_at` (None: now) must be no later than that of the block's ancestors.
         """
-        payload = self._checked(ref, payload)
+        page = self._checked(ref, page)
         use = _Use(ttl_s, self._clock(), used_at)
         missing = []
         holder: Tier | None = None
@@ -119,9 +120,9 @@ class KVStore:
                 holder = holder or tier
             elif everywhere:
                 missing.append(tier)
-            elif self._write(tier, ref, self._format.seal(ref, payload), use):
+            elif self._write(tier, ref, self._seal(ref, page), use):
                 holder = tier
-        blob = self._format.seal(ref, payload) if missing else ()
+        blob = self._seal(ref, page) if missing else ()
         written = [self._write(tier, ref, blob, use) for tier in missing]
         return any(written) or holder is not None
 
@@ -156,7 +157,7 @@ class KVStore:
         return [trouble for trouble in found if trouble]
 
     def _read(self, tier: Tier, ref: BlockRef, into: memoryview, patience: Patience | None) -> int:
-        """The size of the blob whose verified payload went into `into`; 0: there is none in this tier."""
+        """The size of the blob whose verified block went into `into`; 0: there is none in this tier."""
 
         def decode(head: memoryview, size: int) -> int:
             self._format.open(ref, head, into, size - HEADER_BYTES)
@@ -181,7 +182,7 @@ class KVStore:
 
     def _copy(self, ref: BlockRef, source: Tier, target: Tier, use: _Use) -> None:
         """The blob as it is stored, if it is sound."""
-        into = self._blobs.take(self._format.payload_bytes(ref)).data
+        into = self._blobs.take(self._format.page_bytes(ref)).data
 
         def write(head: memoryview, size: int) -> int:
             self._format.check(ref, head, into[: size - HEADER_BYTES])
@@ -203,7 +204,7 @@ class KVStore:
         raises what is wrong; 0: there is no such blob."""
         head = self._heads.take(HEADER_BYTES).data
         try:
-            # A stored payload is never larger than the plain one, so `into` has room for it, and for nothing larger.
+            # A stored payload is never larger than the page, so `into` has room for it, and for nothing larger.
             size = tier.read(ref.name, [head, into], patience)
             if size is None:
                 return 0
@@ -232,7 +233,18 @@ class KVStore:
         self.counters.add(kept=1)
         return True
 
+    def _seal(self, ref: BlockRef, page: memoryview) -> Sequence[memoryview]:
+        """Empty if the block is not one to be stored."""
+        try:
+            return self._format.seal(ref, page)
+        except NotFinitePage as error:
+            self.counters.add(refused=1)
+            self._log.warning("refused", f"block {_short(ref)} is not stored: {error.message}")
+            return ()
+
     def _write(self, tier: Tier, ref: BlockRef, blob: Sequence[memoryview], use: _Use) -> bool:
+        if not blob:
+            return False
         try:
             tier.write(ref.name, blob, use.life(tier, ref))
         except KvSkipped:
@@ -242,7 +254,7 @@ class KVStore:
             self._log.warning("write failed", f"{tier.name}: {error.message}; serving goes on without this block")
             return False
         stored_bytes = sum(map(len, blob))
-        self.counters.add(writes=1, payload_bytes=self._format.payload_bytes(ref), stored_bytes=stored_bytes)
+        self.counters.add(writes=1, payload_bytes=self._format.page_bytes(ref), stored_bytes=stored_bytes)
         return True
 
     def _touch(self, tier: Tier, ref: BlockRef, use: _Use) -> bool | None:
@@ -267,13 +279,13 @@ class KVStore:
         except KvUnavailable as unable:
             self._log.warning("quarantine failed", f"{tier.name}: {unable.message}")
 
-    def _checked(self, ref: BlockRef, payload: memoryview) -> memoryview:
-        """`payload` as bytes. `ValueError` when it has another size than the block: a fault of the caller."""
-        payload = payload.cast("B")
-        size = self._format.payload_bytes(ref)
-        if len(payload) != size:
-            raise ValueError(f"the payload of a block of {ref.num_tokens} tokens has {size} bytes, got {len(payload)}")
-        return payload
+    def _checked(self, ref: BlockRef, page: memoryview) -> memoryview:
+        """`page` as bytes. `ValueError` when it has another size than the block: a fault of the caller."""
+        page = page.cast("B")
+        size = self._format.page_bytes(ref)
+        if len(page) != size:
+            raise ValueError(f"the page of a block of {ref.num_tokens} tokens has {size} bytes, got {len(page)}")
+        return page
 
 
 def _short(ref: BlockRef) -> str:

@@ -6,8 +6,9 @@
    44  stored payload bytes (uint32)                       48  hash of all token ids from 0 to the block's end
    64  the block's key    96  BLAKE3 of header[0:96] + stored payload
 
-Before the codec the payload is layer -> (K, V) -> kv head -> token -> dim, without padding. This module knows the
-fields and their limits; `kvstore.blob` knows the digest.
+Before the codec the payload is layer -> (K, V) -> kv head -> token -> dim, without padding; quantised, the float32
+scales [head, token] follow each [head, token, dim] of values. This module knows the fields and their limits;
+`kvstore.blob` knows the digest.
 """
 
 import enum
@@ -26,6 +27,7 @@ DIGEST_BYTES = 32
 ID_BYTES = 8
 TOKEN_HASH_BYTES = 16
 KEY_BYTES = 32
+SCALE_BYTES = 4
 
 MIN_BLOCK_TOKENS = 16
 MAX_BLOCK_TOKENS = 1024
@@ -56,11 +58,24 @@ class Codec(enum.IntEnum):
 
 
 class Quantisation(enum.IntEnum):
-    """Format version 1 has places for all three; only NONE is accepted so far."""
+    """Whole numbers from -`levels` to `levels` times a float32 scale for each token and head, K and V alike.
+
+    INT4 packs two into a byte, the even dim in the low nibble.
+    """
 
     NONE = 0
     INT8 = 1
     INT4 = 2
+
+    @property
+    def levels(self) -> int:
+        return (0, 127, 7)[self]
+
+    def vector_bytes(self, head_dim: int, dtype: "ElementType") -> int:
+        """Payload of one token in one head: `head_dim` values, and their scale."""
+        if self is Quantisation.NONE:
+            return head_dim * dtype.item_bytes
+        return SCALE_BYTES + (head_dim if self is Quantisation.INT8 else head_dim // 2)
 
 
 class ElementType(enum.IntEnum):
@@ -103,7 +118,8 @@ class BlobHeader(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def payload_bytes(self) -> int:
         """Size of the payload before the codec."""
-        return 2 * self.layers * self.heads * self.tokens * self.head_dim * self.dtype.item_bytes
+        vectors = 2 * self.layers * self.heads * self.tokens
+        return vectors * self.quantisation.vector_bytes(self.head_dim, self.dtype)
 
     def pack(self) -> bytes:
         """The 96 bytes that the digest covers."""
@@ -139,12 +155,10 @@ def parse_header(data: bytes | bytearray | memoryview) -> BlobHeader:
         raise DamagedBlob(f"magic is {magic!r}, not {MAGIC!r}")
     if version != FORMAT_VERSION:
         raise DamagedBlob(f"format version is {version}, not {FORMAT_VERSION}")
-    if quantisation != Quantisation.NONE:
-        raise DamagedBlob(f"quantisation is {quantisation}, this version reads only {Quantisation.NONE:d}")
     tokenizer_hash, fingerprint, arithmetic, layers, heads, head_dim, tokens, position, stored, token_hash, key = rest
     header = BlobHeader(
         codec=_known(Codec, codec),
-        quantisation=Quantisation.NONE,
+        quantisation=_known(Quantisation, quantisation),
         dtype=_known(ElementType, dtype),
         tokenizer_hash=tokenizer_hash,
         fingerprint=fingerprint,
@@ -180,5 +194,7 @@ def _check_limits(header: BlobHeader) -> None:
         value = getattr(header, name)
         if not 1 <= value <= most:
             raise DamagedBlob(f"{name} is {value}, the limits are 1 and {most}")
+    if header.quantisation is Quantisation.INT4 and header.head_dim % 2:
+        raise DamagedBlob(f"head_dim is {header.head_dim}: int4 has two values in a byte")
     if header.position + header.tokens > 2**32:
         raise DamagedBlob(f"position {header.position} is past the last that a token can have")

@@ -50,7 +50,13 @@ class Kv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     block_tokens: Annotated[
         int, key("tokens of a KV block, a multiple of 16", "tokens", ge=16, le=1024, multiple_of=16)
     ] = 64
-    codec: Annotated[Literal["none", "lz4"], key("compression of stored blocks: byte planes and LZ4, or none")] = "lz4"
+    codec: Annotated[
+        Literal["none", "lz4", "zstd"], key("compression of stored blocks: byte planes and LZ4 or zstd, or none")
+    ] = "lz4"
+    quantisation: Annotated[
+        Literal["none", "int8", "int4"], key("what K and V are rounded to, in memory and in the store: int8 is near "
+        "lossless, int4 is not; changes the build")
+    ] = "none"  # fmt: skip
     ttl_s: Annotated[float, key("life of a full block after its last use", "s", gt=0.0)] = 86_400.0
     partial_ttl_s: Annotated[float, key("life of a prompt's partial last block", "s", gt=0.0)] = 600.0
     max_bytes: Annotated[int, key("size of the store on disk", "bytes", ge=1_000_000)] = 10_000_000_000

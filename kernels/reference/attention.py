@@ -14,7 +14,7 @@ from kernels.paging import BLOCK_KEYS, Gather, PassPlan, PoolGeometry, Tile
 
 
 def write_kv(pool: Tensor, layer: int, kv: Tensor, plan: PassPlan) -> None:
-    """Stores `kv: [R, 2 * H, D] float32` (K heads, then V heads), rounded to the pool's dtype."""
+    """Stores `kv: [R, 2 * H, D]` (K heads, then V heads) in the pool's dtype."""
     geometry = plan.geometry
     tokens = pool.view(-1, geometry.head_dim)[layer * 2 * geometry.kv_heads * geometry.page_tokens :]
     tokens.index_copy_(0, plan.written, kv.reshape(-1, geometry.head_dim).to(pool.dtype))

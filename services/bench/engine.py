@@ -43,7 +43,8 @@ def run(
 
 def load_model(settings: Settings) -> Model:
     files = resolve(settings.compute.model, Path(settings.kv.data_dir))
-    return Model(files, choose_arithmetic(ModelConfig.from_hf(files.config), settings.compute.dtype))
+    config = ModelConfig.from_hf(files.config)
+    return Model(files, choose_arithmetic(config, settings.compute.dtype, settings.kv.quantisation))
 
 
 def _measure(model: Model, settings: Settings, num_sequences: int, ctx_tokens: int, num_steps: int) -> dict[str, float]:

@@ -10,10 +10,12 @@ from services.engine.model_config import ModelConfig
 log = logging.getLogger(__name__)
 
 
-def choose_arithmetic(config: ModelConfig, dtype: str) -> Arithmetic:
-    """Set the threads first: exactness is tried out with as many as the worker uses. Raises `SetupError`."""
+def choose_arithmetic(config: ModelConfig, dtype: str, quantisation: str = "none") -> Arithmetic:
+    """`dtype` and `quantisation` are the settings compute.dtype and kv.quantisation.
+
+    Set the threads first: exactness is tried out with as many as the worker uses. Raises `SetupError`."""
     try:
-        arithmetic = dispatch.choose(dtype, config.shapes)
+        arithmetic = dispatch.choose(dtype, config.shapes, quantisation=quantisation)
     except (dispatch.NoExactArithmetic, ValueError) as error:
         raise SetupError(str(error)) from error
     log.info("arithmetic %s, id %s", arithmetic.name, arithmetic.id.hex())

@@ -5,6 +5,7 @@ rows beside it, of how a prompt was cut into passes, of the page size, or of the
 decode are the same function called with other rows.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,16 @@ class Model:
             self.config.head_dim, self.config.context_tokens, self.config.rope_theta, self.config.rope_scaling
         )
 
+    def with_arithmetic(self, arithmetic: Arithmetic) -> "Model":
+        """Another model around the same weights; `arithmetic` may differ in its quantisation only."""
+        assert (arithmetic.dtype, arithmetic.layer_recipe.name) == (
+            self.arithmetic.dtype,
+            self.arithmetic.layer_recipe.name,
+        )
+        other = copy.copy(self)
+        other.arithmetic = arithmetic
+        return other
+
     @property
     def kv_bytes_per_token(self) -> int:
         values = self.config.num_layers * 2 * self.config.num_kv_heads * self.config.head_dim
@@ -101,7 +112,7 @@ class Model:
         config = self.config
         qkv = layer.qkv(rms_norm(x, layer.attention_norm, config.norm_eps)).view(x.shape[0], -1, config.head_dim)
         rotate_(qkv[:, : config.num_heads + config.num_kv_heads], *rotation)
-        write_kv(pool, number, qkv[:, config.num_heads :], plan)
+        write_kv(pool, number, self.arithmetic.as_stored(qkv[:, config.num_heads :]), plan)
         attended = attend(pool, number, qkv[:, : config.num_heads], plan)
         x.add_(layer.attention_out(attended))
         gate_up = layer.gate_up(rms_norm(x, layer.mlp_norm, config.norm_eps))

@@ -43,23 +43,28 @@ class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Proofs:
-    """Of one model and dtype, in the model's own folder. Set the threads first: they are part of what is proved."""
+    """Of one model, dtype and quantisation, in the model's own folder.
 
-    def __init__(self, files: ModelFiles, dtype: str) -> None:
+    Set the threads first: they are part of what is proved.
+    """
+
+    def __init__(self, files: ModelFiles, dtype: str, quantisation: str = "none") -> None:
         self._files = files
         self._dtype = dtype
-        circumstances = _circumstances(dtype)
+        self._quantisation = quantisation
+        circumstances = _circumstances(dtype, quantisation)
         self._path = files.path / FOLDER / f"{circumstances}.json" if circumstances else None
         self._found = self._read()
 
     def arithmetic(self) -> Arithmetic:
         """The one that was proved here, else the first that proves exact now. Raises `SetupError`."""
         if self._found is not None:
-            known = dispatch.recall(self._dtype, self._found.arithmetic, bytes.fromhex(self._found.arithmetic_id))
+            found_id = bytes.fromhex(self._found.arithmetic_id)
+            known = dispatch.recall(self._dtype, self._found.arithmetic, found_id, self._quantisation)
             if known is not None:
                 log.info("arithmetic %s, id %s, as proved before", known.name, known.id.hex())
                 return known
-        return choose_arithmetic(ModelConfig.from_hf(self._files.config), self._dtype)
+        return choose_arithmetic(ModelConfig.from_hf(self._files.config), self._dtype, self._quantisation)
 
     def check(self, model: Model) -> Canary:
         """Raises `SetupError` unless `model` computes what it should: as proved before, or by the whole self-check."""
@@ -98,7 +103,7 @@ def _proof(model: Model, canary: Canary) -> Proof:
     return Proof(model.arithmetic.name, model.arithmetic.id.hex(), canary.digest)
 
 
-def _circumstances(dtype: str) -> str:
+def _circumstances(dtype: str, quantisation: str) -> str:
     """A digest of what a proof depends on besides the model; empty where the machine does not tell its boots apart."""
     digest = hashlib.blake2b(digest_size=16)
     try:
@@ -107,7 +112,14 @@ def _circumstances(dtype: str) -> str:
         return ""
     # The clock speed is a line of its own that changes all the time.
     cpu = b"\n".join(line for line in cpu.splitlines() if line.startswith((b"model", b"flags", b"stepping", b"vendor")))
-    parts = [boot, cpu, dtype.encode(), torch.__version__.encode(), torch.__config__.show().encode()]
+    parts = [
+        boot,
+        cpu,
+        dtype.encode(),
+        quantisation.encode(),
+        torch.__version__.encode(),
+        torch.__config__.show().encode(),
+    ]
     parts += [str(torch.get_num_threads()).encode(), *library_switches(), *_sources()]
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)

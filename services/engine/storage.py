@@ -11,7 +11,7 @@ from kvstore.nvme import NvmeTier
 from kvstore.redis.tier import RedisTier
 from kvstore.store import KVStore
 from kvstore.tier import Tier
-from schemas.blob import ElementType
+from schemas.blob import ElementType, Quantisation
 from services.config import redis_url
 from services.engine.model import Model
 from services.models.files import ModelFiles
@@ -26,7 +26,14 @@ def identity_of(files: ModelFiles, model: Model, block_tokens: int) -> Identity:
         arithmetic=model.arithmetic.id,
         dtype=_element_type(model),
         block_tokens=block_tokens,
+        quantisation=_quantisation(model),
     )
+
+
+def geometry_of(model: Model) -> Geometry:
+    """Raises `SetupError` for a model whose K and V cannot be stored so."""
+    config = model.config
+    return Geometry(config.num_layers, config.num_kv_heads, config.head_dim, _element_type(model), _quantisation(model))
 
 
 def open_tiers(settings: Kv) -> list[Tier]:
@@ -44,10 +51,12 @@ def open_store(settings: Kv, identity: Identity, model: Model, copier: Executor 
     The caller closes its tiers, and `copier`, whose thread brings blocks from one tier to another.
     """
     check_key_constant()
-    config = model.config
-    geometry = Geometry(config.num_layers, config.num_kv_heads, config.head_dim, _element_type(model))
-    return KVStore(open_tiers(settings), identity, geometry, codec_named(settings.codec), copier=copier)
+    return KVStore(open_tiers(settings), identity, geometry_of(model), codec_named(settings.codec), copier=copier)
 
 
 def _element_type(model: Model) -> ElementType:
     return ElementType.named(str(model.arithmetic.kv_dtype).removeprefix("torch."))
+
+
+def _quantisation(model: Model) -> Quantisation:
+    return Quantisation[model.arithmetic.quantisation.upper()]

@@ -38,7 +38,7 @@ def _refusal(own: Beat, rivals: list[Beat]) -> str:
     named = ", ".join(f"{rival.build} ({rival.process} on {rival.host})" for rival in rivals)
     return (
         f"{own.process} has build {own.build} of {own.model}, and another one serves: {named}. Their tokens differ: "
-        "use the same weights, tokenizer and compute.dtype, or give --rolling to change the build"
+        "use the same weights, tokenizer, compute.dtype and kv.quantisation, or give --rolling to change the build"
     )
 
 

@@ -49,7 +49,7 @@ class Prepared(NamedTuple):
     def of(cls, settings: Settings) -> "Prepared":
         """The first time this downloads and converts. Raises `SetupError`."""
         files = resolve(settings.compute.model, Path(settings.kv.data_dir), log.info)
-        proofs = Proofs(files, settings.compute.dtype)
+        proofs = Proofs(files, settings.compute.dtype, settings.kv.quantisation)
         return cls(files, proofs, proofs.arithmetic())
 
     @property

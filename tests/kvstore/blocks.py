@@ -1,10 +1,11 @@
 """Small blocks to store: their identity, references and payloads."""
 
+import msgspec
 import numpy as np
 
 from kvstore.geometry import Geometry
 from kvstore.keys import BlockRef, Identity, block_refs, root_of
-from schemas.blob import ElementType
+from schemas.blob import ElementType, Quantisation
 
 BLOCK_TOKENS = 16
 IDENTITY = Identity(
@@ -16,6 +17,12 @@ IDENTITY = Identity(
 )
 GEOMETRY = Geometry(2, 3, 16, ElementType.BFLOAT16)
 TTL_S = 1000.0
+
+
+def quantised(quantisation: Quantisation) -> tuple[Identity, Geometry]:
+    """The same blocks in another form."""
+    identity = msgspec.structs.replace(IDENTITY, quantisation=quantisation)
+    return identity, msgspec.structs.replace(GEOMETRY, quantisation=quantisation)
 
 
 def refs_of(token_ids: object, tenant: str = "default", identity: Identity = IDENTITY) -> list[BlockRef]:
@@ -45,4 +52,4 @@ def payload_of(ref: BlockRef, geometry: Geometry = GEOMETRY) -> memoryview:
 
 
 def empty(ref: BlockRef, geometry: Geometry = GEOMETRY) -> memoryview:
-    return memoryview(bytearray(geometry.payload_bytes(ref.num_tokens)))
+    return memoryview(bytearray(geometry.page_bytes(ref.num_tokens)))

@@ -1,5 +1,6 @@
 import struct
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,6 +57,10 @@ def test_every_field_is_where_the_table_says() -> None:
 def test_a_header_comes_back_as_it_was() -> None:
     assert parse_header(HEADER.pack() + bytes(32)) == HEADER
     assert HEADER.payload_bytes == 2 * 30 * 3 * 63 * 64 * 2
+    for quantisation, vector_bytes in ((Quantisation.INT8, 68), (Quantisation.INT4, 36)):
+        header = msgspec.structs.replace(HEADER, quantisation=quantisation, stored_bytes=0x2233)
+        assert parse_header(header.pack() + bytes(32)) == header
+        assert header.payload_bytes == 2 * 30 * 3 * 63 * vector_bytes
 
 
 HOSTILE = {
@@ -64,7 +69,8 @@ HOSTILE = {
     "version 0": packed(version=(4, "B", 0)),
     "a later version": packed(version=(4, "B", 2)),
     "unknown codec": packed(codec=(5, "B", 3)),
-    "int8, not yet": packed(quantisation=(6, "B", 1)),
+    "int4 of an odd head dim": packed(quantisation=(6, "B", 2), head_dim=(36, "<H", 63)),
+    "more stored than int8 needs": packed(quantisation=(6, "B", 1), stored=(44, "<I", 2 * 30 * 3 * 63 * 68 + 1)),
     "unknown quantisation": packed(quantisation=(6, "B", 255)),
     "no dtype": packed(dtype=(7, "B", 0)),
     "unknown dtype": packed(dtype=(7, "B", 4)),

@@ -59,7 +59,7 @@ DAMAGE = {
     "codec none, too short": sealed(REF, bytes(100), codec=(5, "B", 0)),
     "codec 7": sealed(REF, planes(ZEROS, ZEROS), codec=(5, "B", 7)),
     "dtype 9": sealed(REF, planes(ZEROS, ZEROS), dtype=(7, "B", 9)),
-    "int8": sealed(REF, planes(ZEROS, ZEROS), quantisation=(6, "B", 1)),
+    "quantisation 3": sealed(REF, planes(ZEROS, ZEROS), quantisation=(6, "B", 3)),
     "a later version": sealed(REF, planes(ZEROS, ZEROS), version=(4, "B", 2)),
     "65,535 layers": sealed(REF, planes(ZEROS, ZEROS), layers=(32, "<H", 65535)),
     "no tokens": sealed(REF, planes(ZEROS, ZEROS), tokens=(38, "<H", 0)),
@@ -71,7 +71,7 @@ DAMAGE = {
     "100 MB": bytes(100_000_000),
 }
 MISMATCH = {
-    "codec zstd, not yet": sealed(REF, planes(ZEROS, ZEROS), codec=(5, "B", 2)),
+    "int8": sealed(REF, planes(ZEROS, ZEROS), quantisation=(6, "B", 1)),
     "float16": sealed(REF, planes(ZEROS, ZEROS), dtype=(7, "B", 2)),
     "float32": sealed(REF, planes(ZEROS, ZEROS), dtype=(7, "B", 1)),
     "a longer block": sealed(REF, planes(ZEROS, ZEROS), tokens=(38, "<H", 1024)),

@@ -1,20 +1,22 @@
 """What every tier must do: subclasses give a tier, a second one on the same blobs, and a way underneath both."""
 
+import itertools
 import random
 from abc import ABC, abstractmethod
 from pathlib import Path
 
 import pytest
 
-from kvstore.codec import codec_named
+from kvstore.codec import CODECS, codec_named
 from kvstore.keys import BlockRef
 from kvstore.store import KVStore
 from kvstore.tier import BlobName, Life, Tier
-from schemas.blob import HEADER_BYTES
-from tests.kvstore.blocks import GEOMETRY, IDENTITY, TTL_S, chain, empty, payload_of
+from schemas.blob import HEADER_BYTES, Codec, Quantisation
+from tests.kvstore.blocks import GEOMETRY, IDENTITY, TTL_S, chain, empty, payload_of, quantised
 
 NAME = BlobName("default", bytes(range(32)))
 OTHER = BlobName("default", bytes(range(1, 33)))
+FORMS = list(itertools.product(Codec, Quantisation))
 
 
 class Clock:
@@ -116,7 +118,7 @@ class TierContract(ABC):
 
     # Damage, seen through a store
 
-    @pytest.fixture(params=["none", "lz4"])
+    @pytest.fixture(params=["none", "lz4", "zstd"])
     def store(self, request: pytest.FixtureRequest, tier: Tier, clock: Clock) -> KVStore:
         return KVStore([tier], IDENTITY, GEOMETRY, codec_named(request.param), clock)
 
@@ -141,9 +143,17 @@ class TierContract(ABC):
         assert store.load(ref, into)
         assert into == payload_of(ref)
 
-    def test_every_flipped_bit_is_found(self, tier: Tier, store: KVStore, ref: BlockRef) -> None:
+    @pytest.mark.parametrize(("codec", "quantisation"), FORMS, ids=lambda part: part.name.lower())
+    def test_every_flipped_bit_is_found(
+        self, tier: Tier, clock: Clock, codec: Codec, quantisation: Quantisation
+    ) -> None:
+        """CASES 8: one at each of 2,000 random places, in header, values and scales."""
+        identity, geometry = quantised(quantisation)
+        store, ref = KVStore([tier], identity, geometry, CODECS[codec], clock), chain(3)[1]
+        page, into = payload_of(ref), empty(ref)
+        assert store.save(ref, page, TTL_S) and store.load(ref, into)
         sound = self.peek(tier, ref.name)
-        assert sound is not None
+        assert sound is not None and tuple(sound[5:7]) == (codec, quantisation)
         rng = random.Random(17)
         for _ in range(2000):
             bit = rng.randrange(8 * len(sound))
@@ -152,8 +162,8 @@ class TierContract(ABC):
             self.plant(tier, ref.name, bytes(blob))
             assert not store.load(ref, empty(ref)), f"bit {bit} flipped unnoticed"
         assert store.counters.damaged == 2000
-        assert store.save(ref, payload_of(ref), TTL_S)
-        assert store.load(ref, empty(ref))
+        again = empty(ref)
+        assert store.save(ref, page, TTL_S) and store.load(ref, again) and again == into
 
     def test_every_truncation_is_found(self, tier: Tier, store: KVStore, ref: BlockRef) -> None:
         sound = self.peek(tier, ref.name)

@@ -1,0 +1,28 @@
+"""Rounds K and V to what a quantised store keeps of them, so that a step attends to what a later one will load.
+
+A vector (one token in one head) becomes whole numbers from -`levels` to `levels` times one float32 scale. That is
+causal: what is kept of a token never changes when later ones come. And it is a fixed point: rounding again changes
+nothing, in any dtype of the pages, so a block can be quantised, loaded and quantised again (decision 0030).
+"""
+
+import torch
+from torch import Tensor
+
+LEVELS = {"int8": 127, "int4": 7}
+"""Largest whole number of each quantisation: symmetric, so that a sign costs nothing."""
+
+_SCALE_BITS = -128  # int32: all but the lowest 7 bits
+_EXACT_BELOW = 2.0**-132  # a scale this small has few bits by itself
+
+
+def round_trip(x: Tensor, levels: int, dtype: torch.dtype) -> Tensor:
+    """`x: [..., D] float32`, overwritten -> what comes back of it from the store, `[..., D] dtype`.
+
+    NaN and infinity make their whole vector NaN. No zero is negative: a whole number has no such thing.
+    """
+    largest = x.abs().amax(-1, keepdim=True).to(dtype).float()
+    scale = largest / levels
+    cut = scale.view(torch.int32).bitwise_and(_SCALE_BITS).view(torch.float32)
+    scale = torch.where(scale < _EXACT_BELOW, scale, cut)
+    whole = x.div_(largest.masked_fill(largest == 0, 1.0)).mul_(levels).round_().clamp_(-levels, levels)
+    return whole.mul_(scale).to(dtype).add_(0.0)
