@@ -99,7 +99,7 @@ class NvmeTier:
         path = self.path(name)
         try:
             status = os.stat(path, follow_symlinks=False)
-            os.utime(path, ns=times_of(life, expires_ns(status)), follow_symlinks=False)
+            os.utime(path, ns=times_of(life, status), follow_symlinks=False)
         except OSError:
             return False
         return True

@@ -79,11 +79,14 @@ class KVStore:
         written = [self._write(tier, ref, blob, ttl_s) for tier in missing]
         return any(written) or len(missing) < len(self.tiers)
 
-    def renew(self, refs: Sequence[BlockRef], ttl_s: float) -> int:
-        """Keeps blocks for `ttl_s` from now on, and returns how many were there. Reads no block."""
+    def renew(self, refs: Sequence[BlockRef], ttl_s: float, ahead_s: float = 0.0) -> int:
+        """Keeps blocks for `ttl_s` from now on, and returns how many were there. Reads no block.
+
+        `ahead_s`: they count as used so much later than now, so that they are not evicted until then.
+        """
         renewed = 0
         for ref in reversed(refs):  # the first block last, for tiers that go by their own clock
-            touched = [self._touch(tier, ref, ttl_s) for tier in self.tiers]
+            touched = [self._touch(tier, ref, ttl_s, ahead_s) for tier in self.tiers]
             renewed += any(touched)
         return renewed
 
@@ -137,9 +140,10 @@ class KVStore:
         self.counters.add(writes=1, payload_bytes=self._format.payload_bytes(ref), stored_bytes=stored_bytes)
         return True
 
-    def _touch(self, tier: Tier, ref: BlockRef, ttl_s: float) -> bool:
+    def _touch(self, tier: Tier, ref: BlockRef, ttl_s: float, ahead_s: float = 0.0) -> bool:
+        life = self._life(ref, ttl_s)
         try:
-            return tier.touch(ref.name, self._life(ref, ttl_s))
+            return tier.touch(ref.name, life._replace(used_at=life.used_at + ahead_s))
         except KvUnavailable as error:
             self._failed_read(tier, error)
             return False

@@ -9,7 +9,8 @@ from kvstore.counters import TierCounters
 class Life(NamedTuple):
     """When a block was last wanted and until when it may be kept, in seconds of the wall clock.
 
-    `used_at` only orders blocks for eviction. A later `expires_at` prolongs a life, an earlier one does not cut it.
+    `used_at` only orders blocks for eviction; in the future it keeps a block from being evicted until then. A touch
+    with a later value prolongs a life, an earlier one does not cut it.
     """
 
     used_at: float

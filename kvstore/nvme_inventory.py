@@ -1,0 +1,138 @@
+"""What lies in the folder of an NVMe tier. Opening it changes nothing, and needs no right to write."""
+
+import os
+import stat
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from kvstore import quarantine
+from kvstore.filetimes import expires_ns, times_of
+from kvstore.inventory import Collected, Entry, Quarantined
+from kvstore.retention import BLOCKS
+from kvstore.staging import Staging
+from kvstore.tier import BlobName, Life
+from schemas.blob import HEADER_BYTES, KEY_BYTES, BlobHeader, DamagedBlob, parse_header
+from schemas.errors import KvUnavailable
+
+PIECE_BYTES = 4 << 20
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_SUFFIX = ".kvb"
+
+
+class NvmeInventory:
+    name = "nvme"
+
+    def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
+        self.root = root
+        self._clock = clock
+
+    def tenants(self) -> list[str]:
+        return sorted(_folders(self.root / BLOCKS))
+
+    def walk(self, tenant: str | None = None) -> Iterator[Entry]:
+        for owner in self.tenants() if tenant is None else [tenant]:
+            for part in _folders(self.root / BLOCKS / owner):
+                for file in _files(self.root / BLOCKS / owner / part):
+                    key = _key_of(file)
+                    entry = None if key is None else self.find(BlobName(owner, key))
+                    if entry is not None:
+                        yield entry
+
+    def find(self, name: BlobName) -> Entry | None:
+        with self._translated("look at"), suppress(FileNotFoundError):
+            status = os.stat(self._path(name), follow_symlinks=False)
+            life = Life(status.st_atime_ns / 1e9, expires_ns(status) / 1e9)
+            return Entry(name, status.st_size, life, _header(self._path(name), status))
+        return None
+
+    def pieces(self, name: BlobName) -> Iterator[bytes]:
+        with self._translated("read"), suppress(FileNotFoundError):
+            fd = os.open(self._path(name), _READ)
+            try:
+                more = True
+                while more:  # an empty file is one empty piece
+                    more = bool(piece := os.read(fd, PIECE_BYTES))
+                    yield piece
+            finally:
+                os.close(fd)
+
+    def reason_of(self, name: BlobName) -> str | None:
+        return None
+
+    def quarantined(self) -> list[Quarantined]:
+        return quarantine.contents(self.root)
+
+    def quarantine(self, name: BlobName) -> None:
+        with self._translated("quarantine"):
+            quarantine.move(self.root, self._path(name), name.key)
+
+    def remove(self, name: BlobName) -> bool:
+        with self._translated("remove"), suppress(FileNotFoundError):
+            os.unlink(self._path(name))
+            return True
+        return False
+
+    def set_life(self, name: BlobName, life: Life) -> bool:
+        with self._translated("date"), suppress(FileNotFoundError):
+            os.utime(self._path(name), ns=times_of(life), follow_symlinks=False)
+            return True
+        return False
+
+    def collect(self, keep: Collection[BlobName] = ()) -> Collected:
+        now, expired, freed = self._clock(), 0, 0
+        for entry in self.walk():
+            if entry.is_expired(now) and entry.name not in keep and self.remove(entry.name):
+                expired += 1
+                freed += entry.size
+        with self._translated("tidy up"):
+            num_quarantined, quarantined_bytes = quarantine.clear(self.root)
+            with suppress(FileNotFoundError):
+                return Collected(expired, num_quarantined, Staging(self.root).clean(), freed + quarantined_bytes)
+        return Collected(expired, num_quarantined, 0, freed + quarantined_bytes)
+
+    def _path(self, name: BlobName) -> str:
+        key = name.key.hex()
+        return f"{self.root}/{BLOCKS}/{name.tenant}/{key[:2]}/{key}{_SUFFIX}"
+
+    @contextmanager
+    def _translated(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise KvUnavailable(f"cannot {what} blocks in {self.root}: {error}") from error
+
+
+def _header(path: str, status: os.stat_result) -> BlobHeader | None:
+    """None also for a link, a pipe or a file that we may not read: no blob either."""
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    with suppress(DamagedBlob, PermissionError):
+        fd = os.open(path, _READ)
+        try:
+            return parse_header(os.read(fd, HEADER_BYTES))
+        finally:
+            os.close(fd)
+    return None
+
+
+def _key_of(file: str) -> bytes | None:
+    with suppress(ValueError):
+        key = bytes.fromhex(file.removesuffix(_SUFFIX))
+        return key if len(key) == KEY_BYTES and file == f"{key.hex()}{_SUFFIX}" else None
+    return None
+
+
+def _folders(root: Path) -> list[str]:
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(root) as entries:
+        return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return []
+
+
+def _files(folder: Path) -> list[str]:
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        return [entry.name for entry in entries]
+    return []

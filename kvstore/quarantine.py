@@ -1,0 +1,57 @@
+"""Where damaged block files go: the newest few are kept for whoever wants to know what happened to them."""
+
+import itertools
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from kvstore.inventory import Quarantined
+
+FOLDER = "quarantine"
+MAX_QUARANTINED = 16
+_SUFFIX = ".kvb"
+_numbers = itertools.count()
+
+
+def move(root: Path, path: str, key: bytes) -> tuple[bool, int]:
+    """Moves the block file `path` there: whether it was still there, and the bytes of older ones that had to go.
+
+    Raises `OSError`.
+    """
+    folder = root / FOLDER
+    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        os.rename(path, folder / f"{time.time_ns()}-{os.getpid()}-{next(_numbers)}-{key.hex()}{_SUFFIX}")
+    except FileNotFoundError:
+        return False, 0
+    return True, sum(_remove(folder / old) for old in sorted(os.listdir(folder))[:-MAX_QUARANTINED])
+
+
+def contents(root: Path) -> list[Quarantined]:
+    """Oldest first."""
+    found = []
+    with suppress(OSError):
+        for name in sorted(os.listdir(root / FOLDER)):
+            with suppress(OSError, ValueError):
+                at_ns, _, _, key = name.removesuffix(_SUFFIX).split("-")
+                size = os.stat(root / FOLDER / name).st_size
+                found.append(Quarantined(bytes.fromhex(key), size, int(at_ns) / 1e9))
+    return found
+
+
+def clear(root: Path) -> tuple[int, int]:
+    """How many files were removed, and their bytes."""
+    sizes = []
+    with suppress(FileNotFoundError):
+        sizes = [_remove(root / FOLDER / name) for name in os.listdir(root / FOLDER)]
+    return len(sizes), sum(sizes)
+
+
+def _remove(path: Path) -> int:
+    """The bytes that came free; another process tidies up as well."""
+    with suppress(FileNotFoundError):
+        size = os.stat(path).st_size
+        os.unlink(path)
+        return size
+    return 0
