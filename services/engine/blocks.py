@@ -17,7 +17,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.keys import BlockRef, Identity, block_refs, root_of
+from kvstore.keys import BlockRef, Identity, chain_refs
+from kvstore.shared_prefix import SharedPrefixes
 from kvstore.store import KVStore
 from services.engine.pages import PagePool
 
@@ -99,10 +100,12 @@ class Blocks:
         self._partial_ttl_s = partial_ttl_s
         self._fetch_budget_s = fetch_budget_s
         self._scratch = threading.local()
+        self.shared = SharedPrefixes()  # what the operator pinned for all tenants
 
     def refs(self, tenant: str, salt: str, token_ids: Seq[int]) -> list[BlockRef]:
         """The chain of blocks of `token_ids`; the last one may be partial."""
-        return block_refs(root_of(self._identity, tenant, salt), token_ids, self._identity.block_tokens)
+        num_shared = self.shared.num_blocks(token_ids, self._identity.block_tokens)
+        return chain_refs(self._identity, tenant, salt, token_ids, num_shared)
 
     def fetch_budget(self) -> FetchBudget:
         return FetchBudget(self._fetch_budget_s)
