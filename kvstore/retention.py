@@ -137,9 +137,11 @@ class ByteCap:
             self._since_count_bytes = 0
         total = 0
         found = []
+        now_ns = int(self._clock() * 1e9)
         for victim in self._files():
             total += victim.size
-            found.append(victim)
+            if victim.rank <= now_ns:  # what is dated ahead is kept on purpose (a pin)
+                found.append(victim)
         with self._lock:
             # What was written meanwhile may be counted twice: too careful until the next count.
             self._file_bytes = max(0, total + self._since_count_bytes)

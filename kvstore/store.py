@@ -79,14 +79,14 @@ class KVStore:
         written = [self._write(tier, ref, blob, ttl_s) for tier in missing]
         return any(written) or len(missing) < len(self.tiers)
 
-    def renew(self, refs: Sequence[BlockRef], ttl_s: float, ahead_s: float = 0.0) -> int:
+    def renew(self, refs: Sequence[BlockRef], ttl_s: float, *, used_at: float | None = None) -> int:
         """Keeps blocks for `ttl_s` from now on, and returns how many were there. Reads no block.
 
-        `ahead_s`: they count as used so much later than now, so that they are not evicted until then.
+        `used_at`: when they count as used instead of now; in the future, they are not evicted before.
         """
         renewed = 0
         for ref in reversed(refs):  # the first block last, for tiers that go by their own clock
-            touched = [self._touch(tier, ref, ttl_s, ahead_s) for tier in self.tiers]
+            touched = [self._touch(tier, ref, ttl_s, used_at) for tier in self.tiers]
             renewed += any(touched)
         return renewed
 
@@ -140,17 +140,16 @@ class KVStore:
         self.counters.add(writes=1, payload_bytes=self._format.payload_bytes(ref), stored_bytes=stored_bytes)
         return True
 
-    def _touch(self, tier: Tier, ref: BlockRef, ttl_s: float, ahead_s: float = 0.0) -> bool:
-        life = self._life(ref, ttl_s)
+    def _touch(self, tier: Tier, ref: BlockRef, ttl_s: float, used_at: float | None = None) -> bool:
         try:
-            return tier.touch(ref.name, life._replace(used_at=life.used_at + ahead_s))
+            return tier.touch(ref.name, self._life(ref, ttl_s, used_at))
         except KvUnavailable as error:
             self._failed_read(tier, error)
             return False
 
-    def _life(self, ref: BlockRef, ttl_s: float) -> Life:
+    def _life(self, ref: BlockRef, ttl_s: float, used_at: float | None = None) -> Life:
         now = self._clock()
-        return Life(now - ref.start * _USED_STEP_S, now + ttl_s)
+        return Life((now if used_at is None else used_at) - ref.start * _USED_STEP_S, now + ttl_s)
 
     def _failed_read(self, tier: Tier, error: KvUnavailable) -> None:
         self.counters.add(read_errors=1)

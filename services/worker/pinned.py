@@ -4,6 +4,7 @@ Every method may block on the store's disk, and belongs to one store thread at a
 """
 
 import logging
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,7 +61,8 @@ class PinnedPrefixes:
 
     def keep(self) -> list[PinnedPrefix]:
         """Renews the lease of every pinned block. Returns the pins that lack some, which are to be computed."""
-        kept = {prefix.pin.id: self._store.renew(prefix.refs, PIN_TTL_S, PIN_AHEAD_S) for prefix in self.prefixes}
+        until = time.time() + PIN_AHEAD_S
+        kept = {prefix.pin.id: self._store.renew(prefix.refs, PIN_TTL_S, used_at=until) for prefix in self.prefixes}
         return [prefix for prefix in self.prefixes if kept[prefix.pin.id] < len(prefix.refs)]
 
     def _ids(self, pin: Pin) -> list[int] | None:
