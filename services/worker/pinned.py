@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 # A pin is a lease that every worker renews. A pin that is gone lets go by itself, and so does a store that moved.
 PIN_TTL_S = 30 * 86_400.0
 PIN_AHEAD_S = 86_400.0
+SETTLED_NS = 2 * 10**9
 
 
 class PinnedPrefix(NamedTuple):
@@ -51,7 +52,8 @@ class PinnedPrefixes:
         except OSError as error:
             log.warning("cannot read the pins: %s; those known so far go on", error)
             return False
-        self._stamp = stamp
+        # A clock that ticks slowly may give a second change the same time: what is new is read again a little later.
+        self._stamp = stamp if stamp == 0 or time.time_ns() - stamp > SETTLED_NS else -1
         counting = [(pin, ids) for pin in pins if (ids := self._ids(pin)) is not None]
         self.shared = shared_prefixes(counting)
         self.prefixes = [
