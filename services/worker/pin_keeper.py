@@ -7,6 +7,7 @@ once for all workers, and with all that protects a worker from a job that brings
 import asyncio
 import logging
 import time
+from functools import partial
 
 from schemas.errors import KvrelayError
 from schemas.handoff import Handoff
@@ -33,6 +34,7 @@ class PinKeeper:
         self._bus = bus
         self._warms = warms
         self._next_s = 0.0
+        self._cold: list[PinnedPrefix] = []
         self._asked: dict[str, str] = {}  # pin -> job
 
     async def run(self) -> None:
@@ -46,11 +48,12 @@ class PinKeeper:
         if await self._runtime.on_store_thread(pinned.refresh):
             self._runtime.blocks.shared = pinned.shared
             self._next_s = 0.0
-        if not pinned.prefixes or time.monotonic() < self._next_s:
-            return
-        cold = await self._runtime.on_store_thread(pinned.keep)
-        self._next_s = 0.0 if cold else time.monotonic() + RENEW_S
-        for prefix in cold if self._warms else []:
+        due = self._cold
+        if time.monotonic() >= self._next_s:
+            due = pinned.prefixes
+            self._next_s = time.monotonic() + RENEW_S
+        self._cold = await self._runtime.on_store_thread(partial(pinned.keep, due)) if due else []
+        for prefix in self._cold if self._warms else []:
             await self._warm(prefix)
 
     async def _warm(self, prefix: PinnedPrefix) -> None:

@@ -61,11 +61,11 @@ class PinnedPrefixes:
         ]
         return True
 
-    def keep(self) -> list[PinnedPrefix]:
-        """Renews the lease of every pinned block. Returns the pins that lack some, which are to be computed."""
+    def keep(self, prefixes: list[PinnedPrefix]) -> list[PinnedPrefix]:
+        """Renews the lease of their blocks. Returns those that lack some, which are to be computed."""
         until = time.time() + PIN_AHEAD_S
-        kept = {prefix.pin.id: self._store.renew(prefix.refs, PIN_TTL_S, used_at=until) for prefix in self.prefixes}
-        return [prefix for prefix in self.prefixes if kept[prefix.pin.id] < len(prefix.refs)]
+        kept = [self._store.renew(prefix.refs, PIN_TTL_S, used_at=until) for prefix in prefixes]
+        return [prefix for prefix, count in zip(prefixes, kept, strict=True) if count < len(prefix.refs)]
 
     def _ids(self, pin: Pin) -> list[int] | None:
         """None for a pin that does not count here: its text is other tokens now than when it was pinned, or too few."""
