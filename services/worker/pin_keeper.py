@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 RENEW_S = 60.0
-RETRY_S = 600.0  # a pin is computed so often at most
+RETRY_S = 60.0  # a pin that stays cold is computed so often at most
 WARM_TIMEOUT_S = 600.0
 
 
@@ -57,7 +57,8 @@ class PinKeeper:
             await self._warm(prefix)
 
     async def _warm(self, prefix: PinnedPrefix) -> None:
-        job = f"pin-{prefix.pin.id}-{self._runtime.build}-{int(time.time() // RETRY_S)}"
+        blocks = prefix.refs[-1].key.hex()[:12]  # other ones for every identity
+        job = f"pin-{prefix.pin.id}-{blocks}-{int(time.time() // RETRY_S)}"
         if self._asked.get(prefix.pin.id) == job:
             return
         try:

@@ -1,5 +1,6 @@
 """Pinned prompts: computed without being asked for, kept, shared where the operator says so, and nowhere else."""
 
+import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -10,7 +11,7 @@ import pytest
 
 from kvstore.keys import SHARED_TENANT, BlockRef
 from kvstore.nvme_inventory import NvmeInventory
-from kvstore.pins import FOLDER, Kind, Pin, PinBook, new_pin, pinned_ids
+from kvstore.pins import FOLDER, Pin, PinBook, new_pin, pinned_ids
 from services.text.model import TextModel
 from services.text.pinned import pinned_ids as tokens_of
 from services.worker.pinned import PIN_AHEAD_S
@@ -20,11 +21,11 @@ from tests.pipeline.local import LocalPipeline
 from tests.pipeline.tiny import tiny_files
 
 BLOCK = 16
-SYSTEM = "You answer in one word, and never say why you do. Be brief and kind."
+_numbers = itertools.count(10)
 GREEDY: dict[str, Any] = {"max_tokens": 3, "temperature": 0.0, "ignore_eos": True}
 
 
-def chat(question: str, system: str = SYSTEM) -> dict[str, Any]:
+def chat(question: str, system: str) -> dict[str, Any]:
     said = [{"role": "system", "content": system}, {"role": "user", "content": question}]
     return {"messages": said, **GREEDY}
 
@@ -35,11 +36,16 @@ class Pins:
     def __init__(self, root: Path) -> None:
         self.book = PinBook(root)
         self.inventory = NvmeInventory(root)
+        # Its own for each test: a pin is computed once a minute on a broker, whatever store it is pinned in.
+        self.system = f"{next(_numbers)} words are too many: answer in one, and never say why. Be brief and kind."
 
-    def pin(self, text: TextModel, tenant: str = "default", kind: Kind = "system", prefix: str = SYSTEM) -> Pin:
-        pin = new_pin(kind, text.slug, tenant, "", prefix, time.time())
-        self.book.add(pin, pinned_ids(tiny_files().tokenizer_hash, tokens_of(kind, prefix, text)))
+    def pin(self, text: TextModel, tenant: str = "default") -> Pin:
+        pin = new_pin("system", text.slug, tenant, "", self.system, time.time())
+        self.book.add(pin, pinned_ids(tiny_files().tokenizer_hash, self.ids(text)))
         return pin
+
+    def ids(self, text: TextModel) -> list[int]:
+        return tokens_of("system", self.system, text)
 
     def refs(self, pipeline: LocalPipeline, pin: Pin) -> list[BlockRef]:
         return dict(self._all(pipeline))[pin.id]
@@ -77,8 +83,8 @@ async def test_a_pin_is_computed_and_kept_and_only_its_tenant_has_it(tiny_pipeli
     async with tiny_pipelines() as pipeline:
         pin = pins.pin(pipeline.text, "acme")
         await until(pins.kept(pipeline, pin))
-        whole = len(tokens_of("system", SYSTEM, pipeline.text)) // BLOCK * BLOCK
-        answers = {tenant: await pipeline.ask(tenant, **chat("Why?")) for tenant in ("acme", "bolt")}
+        whole = len(pins.ids(pipeline.text)) // BLOCK * BLOCK
+        answers = {tenant: await pipeline.ask(tenant, **chat("Why?", pins.system)) for tenant in ("acme", "bolt")}
         assert {tenant: answer.start.cached_tokens for tenant, answer in answers.items()} == {"acme": whole, "bolt": 0}
         assert answers["acme"].essence == answers["bolt"].essence
 
@@ -89,17 +95,17 @@ async def test_a_shared_pin_is_everybodys_and_what_follows_is_not(
     """CASES 4: only what the operator marked public is shared, to the block."""
     question = "What is the name of the man who never says why he does a thing that nobody asked of him?"
     async with tiny_pipelines() as pipeline:
-        unshared = await pipeline.ask("cold", **chat(question))
+        unshared = await pipeline.ask("cold", **chat(question, pins.system))
         pin = pins.pin(pipeline.text, SHARED_TENANT)
         await until(pins.kept(pipeline, pin))
         await until(known_to(pipeline, 1))
-        whole = len(tokens_of("system", SYSTEM, pipeline.text)) // BLOCK * BLOCK
-        first, again = [await pipeline.ask("acme", **chat(question)) for _ in range(2)]
-        other = [await pipeline.ask("bolt", **chat(question), cache_salt=salt) for salt in ("", "mine")]
+        whole = len(pins.ids(pipeline.text)) // BLOCK * BLOCK
+        first, again = [await pipeline.ask("acme", **chat(question, pins.system)) for _ in range(2)]
+        other = [await pipeline.ask("bolt", **chat(question, pins.system), cache_salt=salt) for salt in ("", "mine")]
         asked = first.start.prompt_tokens
         assert [a.start.cached_tokens for a in (first, again, *other)] == [whole, asked - 1, whole, whole]
         assert [a.essence for a in (first, again, *other)] == [unshared.essence] * 4
-        near = await pipeline.ask("bolt", **chat(question, SYSTEM[:40] + "!" + SYSTEM[40:]))
+        near = await pipeline.ask("bolt", **chat(question, pins.system[:40] + "!" + pins.system[40:]))
         assert near.start.cached_tokens == (1 + len("system\n") + 40) // BLOCK * BLOCK
     names = {
         tenant: {path.name for path in (tmp_path / "kv" / "blocks" / tenant).rglob("*.kvb")}
@@ -120,8 +126,8 @@ async def test_a_pin_outlives_its_blocks_and_its_build(tiny_pipelines: Pipelines
     async with tiny_pipelines(kv={"block_tokens": 32}, scheduler={"chunk_tokens": 64}) as later:
         await until(pins.kept(later, pin))
         assert not {ref.key for ref in lost} & {ref.key for ref in pins.refs(later, pin)}
-        answer = await later.ask(**chat("Why?"))
-        assert answer.start.cached_tokens == len(tokens_of("system", SYSTEM, later.text)) // 32 * 32
+        answer = await later.ask(**chat("Why?", pins.system))
+        assert answer.start.cached_tokens == len(pins.ids(later.text)) // 32 * 32
 
 
 async def test_what_is_unpinned_is_shared_no_more(tiny_pipelines: Pipelines, pins: Pins):
@@ -131,7 +137,7 @@ async def test_what_is_unpinned_is_shared_no_more(tiny_pipelines: Pipelines, pin
         await until(known_to(pipeline, 1))
         assert pins.book.remove(pin.id)
         await until(known_to(pipeline, 0))
-        assert (await pipeline.ask("acme", **chat("Why?"))).start.cached_tokens == 0
+        assert (await pipeline.ask("acme", **chat("Why?", pins.system))).start.cached_tokens == 0
 
 
 async def test_a_pin_counts_only_while_text_and_tokens_fit(
@@ -139,8 +145,8 @@ async def test_a_pin_counts_only_while_text_and_tokens_fit(
 ):
     """Pinned tokens that are sound in themselves, but of another text, would share what nobody made public."""
     async with tiny_pipelines() as pipeline:
-        pin = new_pin("system", pipeline.text.slug, SHARED_TENANT, "", SYSTEM, time.time())
-        other = tokens_of("system", SYSTEM.upper(), pipeline.text)
+        pin = new_pin("system", pipeline.text.slug, SHARED_TENANT, "", pins.system, time.time())
+        other = tokens_of("system", pins.system.upper(), pipeline.text)
         with caplog.at_level(logging.WARNING):
             pins.book.add(pin, pinned_ids(tiny_files().tokenizer_hash, other))
             changed = pins.pin(pipeline.text, "acme")
@@ -149,7 +155,7 @@ async def test_a_pin_counts_only_while_text_and_tokens_fit(
         assert pipeline.prefill.pinned.prefixes[0].pin == changed
         assert pipeline.prefill.blocks.shared.prefixes == ()
         (tmp_path / "kv" / FOLDER / f"{changed.id}.json").write_bytes(b"{}")
-        pins.book.add(pin, pinned_ids(tiny_files().tokenizer_hash, tokens_of("system", SYSTEM, pipeline.text)))
+        pins.book.add(pin, pinned_ids(tiny_files().tokenizer_hash, pins.ids(pipeline.text)))
         await until(lambda: _shares(pipeline))
         assert [prefix.pin for prefix in pipeline.prefill.pinned.prefixes] == [pin]
 
