@@ -3,7 +3,7 @@
 Serving never comes here: a reader asks for one block by its name. What walks a tier takes as long as the tier is large.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from kvstore.tier import BlobName, Life
@@ -30,10 +30,9 @@ class Quarantined(NamedTuple):
     at: float
 
 
-class Collected(NamedTuple):
-    """What `collect` removed. `parts` are temporary files of writers that died."""
+class Tidied(NamedTuple):
+    """What `tidy` removed. `parts` are temporary files of writers that died; their bytes are not known."""
 
-    expired: int = 0
     quarantined: int = 0
     parts: int = 0
     num_bytes: int = 0
@@ -71,6 +70,5 @@ class Inventory(Protocol):
     def set_life(self, name: BlobName, life: Life) -> bool:
         """Unlike `Tier.touch` also a shorter one. False: it is gone."""
 
-    def collect(self, keep: Collection[BlobName] = ()) -> Collected:
-        """Removes what nobody can want: blobs that expired (but for `keep`) or are quarantined, and what dead writers
-        left."""
+    def tidy(self) -> Tidied:
+        """Removes what is quarantined, and what dead writers left."""

@@ -2,14 +2,13 @@
 
 import os
 import stat
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvstore import quarantine
 from kvstore.filetimes import expires_ns, times_of
-from kvstore.inventory import Collected, Entry, Quarantined
+from kvstore.inventory import Entry, Quarantined, Tidied
 from kvstore.retention import BLOCKS
 from kvstore.staging import Staging
 from kvstore.tier import BlobName, Life
@@ -24,9 +23,8 @@ _SUFFIX = ".kvb"
 class NvmeInventory:
     name = "nvme"
 
-    def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self._clock = clock
 
     def tenants(self) -> list[str]:
         return sorted(_folders(self.root / BLOCKS))
@@ -80,17 +78,12 @@ class NvmeInventory:
             return True
         return False
 
-    def collect(self, keep: Collection[BlobName] = ()) -> Collected:
-        now, expired, freed = self._clock(), 0, 0
-        for entry in self.walk():
-            if entry.is_expired(now) and entry.name not in keep and self.remove(entry.name):
-                expired += 1
-                freed += entry.size
+    def tidy(self) -> Tidied:
         with self._translated("tidy up"):
-            num_quarantined, quarantined_bytes = quarantine.clear(self.root)
-            with suppress(FileNotFoundError):
-                return Collected(expired, num_quarantined, Staging(self.root).clean(), freed + quarantined_bytes)
-        return Collected(expired, num_quarantined, 0, freed + quarantined_bytes)
+            num_quarantined, num_bytes = quarantine.clear(self.root)
+            with suppress(FileNotFoundError):  # nobody ever wrote here
+                return Tidied(num_quarantined, Staging(self.root).clean(), num_bytes)
+        return Tidied(num_quarantined, 0, num_bytes)
 
     def _path(self, name: BlobName) -> str:
         key = name.key.hex()

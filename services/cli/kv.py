@@ -147,14 +147,15 @@ def gc(settings: Settings, as_json: bool) -> None:
     Workers do the same as they go: this is for a store that nobody uses now. Pinned blocks stay.
     """
     view = StoreView.open(settings.kv)
-    with Progress("blocks seen"):
+    with Progress("blocks seen") as progress:
+        view.tick = progress.tick
         found = collect(view)
     if as_json:
-        click.echo(wire.encode(found._asdict()))
+        click.echo(wire.encode(found))
     else:
         click.echo(
-            f"removed {found.expired} expired and {found.quarantined} quarantined blocks ({found.num_bytes:,} bytes), "
-            f"and {found.parts} unfinished files"
+            f"removed {found.expired} expired and {found.quarantined} quarantined blocks ({found.bytes:,} bytes), "
+            f"and {found.unfinished_files} unfinished files"
         )
 
 

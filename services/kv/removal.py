@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvstore.inventory import Collected
 from services.kv.view import Held, StoreView
 
 
@@ -22,6 +21,13 @@ class Removed(msgspec.Struct, frozen=True):
     pinned_left: int
 
 
+class Collected(msgspec.Struct, frozen=True, kw_only=True):
+    expired: int
+    quarantined: int
+    unfinished_files: int
+    bytes: int
+
+
 def condemn(view: StoreView, found: Iterable[Held]) -> Condemned:
     pinned = view.pinned()
     everything = list(found)
@@ -36,7 +42,15 @@ def remove(condemned: Condemned) -> Removed:
 
 
 def collect(view: StoreView) -> Collected:
-    """What nobody can want, in all tiers."""
-    pinned = view.pinned()
-    each = [tier.collect(pinned) for tier in view.tiers]
-    return Collected(*(sum(numbers) for numbers in zip(*each, strict=True)))
+    """Removes what nobody can want, in all tiers: what has expired (but for pinned blocks) or is quarantined, and what
+    dead writers left."""
+    pinned, now = view.pinned(), view.clock()
+    expired = [held for held in view.held() if held.entry.is_expired(now) and held.entry.name not in pinned]
+    gone = remove(Condemned(expired, 0))
+    each = [tier.tidy() for tier in view.tiers]
+    return Collected(
+        expired=gone.blocks,
+        quarantined=sum(tidied.quarantined for tidied in each),
+        unfinished_files=sum(tidied.parts for tidied in each),
+        bytes=gone.bytes + sum(tidied.num_bytes for tidied in each),
+    )

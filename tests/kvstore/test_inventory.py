@@ -11,7 +11,7 @@ from kvstore.keys import BlockRef
 from kvstore.nvme import NvmeTier
 from kvstore.nvme_inventory import NvmeInventory
 from kvstore.store import KVStore
-from kvstore.tier import BlobName, Life
+from kvstore.tier import BlobName
 from kvstore.verify import damage_of
 from tests.kvstore.blocks import GEOMETRY, IDENTITY, TTL_S, payload_of, refs_of
 from tests.kvstore.tier_contract import Clock
@@ -23,7 +23,7 @@ class Place:
     def __init__(self, root: Path, clock: Clock) -> None:
         self.root, self.clock = root, clock
         self.tier = NvmeTier(root, 10**9, clock)
-        self.inventory: Inventory = NvmeInventory(root, clock)
+        self.inventory: Inventory = NvmeInventory(root)
         self.store = KVStore([self.tier], IDENTITY, GEOMETRY, codec_named("lz4"), clock)
         self.refs = {tenant: refs_of(range(48), tenant) for tenant in ("acme", "bolt")}
         for ref in self.all_refs():
@@ -115,16 +115,14 @@ def test_quarantine_and_removal(place: Place) -> None:
     assert len(place.names()) == 4
 
 
-def test_collect_takes_what_nobody_can_want(place: Place) -> None:
-    expired, kept, damaged = place.refs["acme"]
-    for ref in (expired, kept):
-        assert place.inventory.set_life(ref.name, Life(0.0, place.clock.now - 1))
+def test_tidying_takes_what_nobody_can_want(place: Place) -> None:
+    damaged, *kept = place.refs["acme"]
     place.inventory.quarantine(damaged.name)
     (place.root / "tmp" / "dead.1-0.part").write_bytes(b"half a block")
-    found = place.inventory.collect(keep={kept.name})
-    assert (found.expired, found.quarantined, found.parts) == (1, 1, 1) and found.num_bytes > 0
-    assert place.names("acme") == {kept.name} and len(place.names("bolt")) == 3
-    assert place.inventory.collect(keep={kept.name}) == (0, 0, 0, 0)
+    found = place.inventory.tidy()
+    assert (found.quarantined, found.parts) == (1, 1) and found.num_bytes > 0
+    assert place.inventory.tidy() == (0, 0, 0)
+    assert place.names("acme") == {ref.name for ref in kept}
     assert place.store.save(damaged, payload_of(damaged), TTL_S), "the tier's own temporary files go on"
 
 

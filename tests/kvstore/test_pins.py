@@ -100,9 +100,11 @@ def test_a_cut_prompt_begins_with_the_same_chain(prefixes: list[list[int]], ids:
     assert full == whole[: len(full)]
 
 
-@given(ids_of, ids_of)
-def test_no_more_is_public_than_was_pinned(prefix: list[int], ids: list[int]) -> None:
-    num = SharedPrefixes((tuple(prefix),)).num_blocks(ids, 16)
-    assert ids[: 16 * num] == prefix[: 16 * num]
-    longer = ids[: 16 * (num + 1)]
-    assert len(longer) < 16 * (num + 1) or longer != prefix[: 16 * (num + 1)]
+@given(st.lists(st.integers(0, 9), min_size=16, max_size=80), st.integers(0, 79), ids_of)
+def test_no_more_is_public_than_was_pinned(prefix: list[int], cut: int, rest: list[int]) -> None:
+    """Of a prompt that leaves the pinned text somewhere, to the block."""
+    cut = min(cut, len(prefix))
+    ids = [*prefix[:cut], 99, *rest]
+    assert SharedPrefixes((tuple(prefix),)).num_blocks(ids, 16) == cut // 16
+    assert SharedPrefixes((tuple(prefix),)).num_blocks(prefix[:cut], 16) == cut // 16
+    assert SharedPrefixes((tuple(prefix), tuple(ids))).num_blocks(ids, 16) == len(ids) // 16
