@@ -64,7 +64,7 @@ class NvmeInventory:
 
     def quarantine(self, name: BlobName) -> None:
         with self._translated("quarantine"):
-            quarantine.move(self.root, self._path(name), name.key)
+            quarantine.move(self.root, self._path(name), name)
 
     def remove(self, name: BlobName) -> bool:
         with self._translated("remove"), suppress(FileNotFoundError):

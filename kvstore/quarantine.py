@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvstore.inventory import Quarantined
+from kvstore.tier import BlobName
+from schemas.blob import KEY_BYTES
 
 FOLDER = "quarantine"
 MAX_QUARANTINED = 16
@@ -14,7 +16,7 @@ _SUFFIX = ".kvb"
 _numbers = itertools.count()
 
 
-def move(root: Path, path: str, key: bytes) -> tuple[bool, int]:
+def move(root: Path, path: str, name: BlobName) -> tuple[bool, int]:
     """Moves the block file `path` there: whether it was still there, and the bytes of older ones that had to go.
 
     Raises `OSError`.
@@ -22,7 +24,8 @@ def move(root: Path, path: str, key: bytes) -> tuple[bool, int]:
     folder = root / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     try:
-        os.rename(path, folder / f"{time.time_ns()}-{os.getpid()}-{next(_numbers)}-{key.hex()}{_SUFFIX}")
+        number = f"{time.time_ns()}-{os.getpid()}-{next(_numbers)}"
+        os.rename(path, folder / f"{number}.{name.tenant}.{name.key.hex()}{_SUFFIX}")
     except FileNotFoundError:
         return False, 0
     return True, sum(_remove(folder / old) for old in sorted(os.listdir(folder))[:-MAX_QUARANTINED])
@@ -34,9 +37,9 @@ def contents(root: Path) -> list[Quarantined]:
     with suppress(OSError):
         for name in sorted(os.listdir(root / FOLDER)):
             with suppress(OSError, ValueError):
-                at_ns, _, _, key = name.removesuffix(_SUFFIX).split("-")
+                key = bytes.fromhex(name.removesuffix(_SUFFIX)[-2 * KEY_BYTES :])
                 size = os.stat(root / FOLDER / name).st_size
-                found.append(Quarantined(bytes.fromhex(key), size, int(at_ns) / 1e9))
+                found.append(Quarantined(key, size, int(name.partition("-")[0]) / 1e9))
     return found
 
 
