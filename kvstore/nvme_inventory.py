@@ -17,6 +17,7 @@ from schemas.errors import KvUnavailable
 
 PIECE_BYTES = 4 << 20
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_UNSEEN = getattr(os, "O_NOATIME", 0)  # looking at a block is no use of it
 _SUFFIX = ".kvb"
 
 
@@ -47,7 +48,7 @@ class NvmeInventory:
 
     def pieces(self, name: BlobName) -> Iterator[bytes]:
         with self._translated("read"), suppress(FileNotFoundError):
-            fd = os.open(self._path(name), _READ)
+            fd = _open(self._path(name))
             try:
                 more = True
                 while more:  # an empty file is one empty piece
@@ -104,12 +105,19 @@ def _header(path: str, status: os.stat_result) -> BlobHeader | None:
     if not stat.S_ISREG(status.st_mode):
         return None
     with suppress(DamagedBlob, PermissionError):
-        fd = os.open(path, _READ)
+        fd = _open(path)
         try:
             return parse_header(os.read(fd, HEADER_BYTES))
         finally:
             os.close(fd)
     return None
+
+
+def _open(path: str) -> int:
+    try:
+        return os.open(path, _READ | _UNSEEN)
+    except PermissionError:  # another user's file
+        return os.open(path, _READ)
 
 
 def _key_of(file: str) -> bytes | None:

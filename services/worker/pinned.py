@@ -20,8 +20,10 @@ from services.text.pinned import pinned_ids
 log = logging.getLogger(__name__)
 
 # A pin is a lease that every worker renews. A pin that is gone lets go by itself, and so does a store that moved.
-PIN_TTL_S = 30 * 86_400.0
-PIN_AHEAD_S = 86_400.0
+PIN_AHEAD_S = 7 * 86_400.0
+# Less than a day more: so a file's access time lies behind its modification time, and a system that keeps access
+# times for reads too ("relatime") leaves it alone (`kvstore.filetimes`).
+PIN_TTL_S = PIN_AHEAD_S + 43_200.0
 SETTLED_NS = 2 * 10**9
 
 

@@ -11,7 +11,7 @@ from kvstore.keys import BlockRef
 from kvstore.nvme import NvmeTier
 from kvstore.nvme_inventory import NvmeInventory
 from kvstore.store import KVStore
-from kvstore.tier import BlobName
+from kvstore.tier import BlobName, Life
 from kvstore.verify import damage_of
 from tests.kvstore.blocks import GEOMETRY, IDENTITY, TTL_S, payload_of, refs_of
 from tests.kvstore.tier_contract import Clock
@@ -147,6 +147,14 @@ def test_use_does_not_pull_a_block_back_from_the_future(place: Place) -> None:
     place.store.renew(refs, TTL_S)
     entry = place.inventory.find(refs[0].name)
     assert entry is not None and entry.life.used_at == pytest.approx(place.clock.now - 10 + 5000, abs=1e-3)
+
+
+def test_looking_at_a_block_is_no_use_of_it(place: Place) -> None:
+    ref = place.refs["acme"][0]
+    place.inventory.set_life(ref.name, Life(1.0, place.clock.now + 10**6))  # where the system itself would date a read
+    assert place.damage(ref) == "" and list(place.inventory.walk())
+    entry = place.inventory.find(ref.name)
+    assert entry is not None and entry.life.used_at == 1.0
 
 
 def test_blocks_used_in_the_future_outlive_all_others(tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ async def test_a_pin_is_computed_and_kept_and_only_its_tenant_has_it(tiny_pipeli
         answers = {tenant: await pipeline.ask(tenant, **chat("Why?", pins.system)) for tenant in ("acme", "bolt")}
         assert {tenant: answer.start.cached_tokens for tenant, answer in answers.items()} == {"acme": whole, "bolt": 0}
         assert answers["acme"].essence == answers["bolt"].essence
+        assert await pins.kept(pipeline, pin)(), "use does not shorten its life"
 
 
 async def test_a_shared_pin_is_everybodys_and_what_follows_is_not(
