@@ -16,7 +16,7 @@ from services.config import Settings
 from services.supervisor import runtime_file
 
 if TYPE_CHECKING:
-    from services.kv.pinning import PinReport, Wanted
+    from services.kv.pinning import Pin, PinReport, Wanted
 
 _LOOK_S = 0.2
 _TEXT_CHARS = 48
@@ -66,13 +66,11 @@ def pin(
     who = Who.of(settings, lambda line: click.echo(line, err=True))
     made = make_pin(settings, who, wanted)
     is_served = bool(settings.bus.url) or runtime_file.read(settings.kv.data_dir) is not None
-    found = _await(settings, made.id, wait_s if is_served else 0.0)
+    found = _await(settings, made, who.files.tokenizer_hash, wait_s if is_served else 0.0)
     if as_json:
         click.echo(wire.encode(found))
         return
-    click.echo(
-        f"{found.id}: {found.tokens or '?'} tokens pinned, {found.stored} of {found.blocks or '?'} blocks stored"
-    )
+    click.echo(f"{found.id}: {found.tokens} tokens pinned, {found.stored} of {found.blocks or '?'} blocks stored")
     if not is_served:
         click.echo("no pipeline runs on this data folder: the blocks are computed once `kvrelay up` does", err=True)
     elif found.stored < found.blocks or not found.blocks:
@@ -153,16 +151,14 @@ def _text_of(file: Path) -> str:
         raise InvalidRequest(f"{file} is not UTF-8 text: {error}") from error
 
 
-def _await(settings: Settings, pin_id: str, wait_s: float) -> "PinReport":
+def _await(settings: Settings, pin: "Pin", tokenizer_hash: bytes, wait_s: float) -> "PinReport":
     """What there is of the pin once all of it is, or the time is up."""
     from services.kv.pinning import report
-    from services.kv.view import StoreView
 
     until_s = time.monotonic() + wait_s
     with Progress("looks") as progress:
         while True:
-            (pin,) = [pin for pin in StoreView.open(settings.kv).pins.pins() if pin.id == pin_id]
-            found = report(settings, pin)
+            found = report(settings, pin, tokenizer_hash)
             progress.say(f"{found.stored} of {found.blocks or '?'} blocks stored")
             if 0 < found.blocks <= found.stored or time.monotonic() >= until_s:
                 return found

@@ -17,6 +17,8 @@ from services.kv.who import Who
 from services.settings import Settings
 from services.text.pinned import pinned_ids as tokens_of
 
+__all__ = ["Pin", "PinReport", "Wanted", "make_pin", "report", "unpin"]
+
 
 class Wanted(NamedTuple):
     kind: Kind
@@ -65,12 +67,13 @@ def make_pin(settings: Settings, who: Who, wanted: Wanted) -> Pin:
     return pin
 
 
-def report(settings: Settings, pin: Pin) -> PinReport:
+def report(settings: Settings, pin: Pin, tokenizer_hash: bytes = b"") -> PinReport:
+    """`tokenizer_hash`: whose tokens are told before any worker has used the store."""
     view = StoreView.open(settings.kv)
     identities = [k for k in known(view.root) if k.record.model == pin.model]
     refs = _refs(view, pin, identities[0].identity) if identities else []
-    told = [ids for k in identities if (ids := view.pins.ids(pin, k.identity.tokenizer_hash)) is not None]
-    ids = told[0] if told else []
+    tokenizers = [*(k.identity.tokenizer_hash for k in identities), tokenizer_hash]
+    ids = next((ids for one in tokenizers if (ids := view.pins.ids(pin, one)) is not None), [])
     return PinReport(
         id=pin.id,
         kind=pin.kind,
