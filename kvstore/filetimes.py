@@ -11,6 +11,7 @@ from kvstore.tier import Life
 
 _DAY_NS = 86_400 * 10**9
 _MARK_NS = 1000
+AHEAD_NS = 60 * 10**9  # a time of use that lies further ahead was set on purpose: a clock is not that wrong
 
 
 def expires_ns(status: os.stat_result) -> int:
@@ -23,12 +24,14 @@ def is_reused(status: os.stat_result) -> bool:
 
 
 def times_of(life: Life, before: os.stat_result | None = None) -> tuple[int, int]:
-    """(access, modification) time in nanoseconds. A file that was there `before` expires no earlier, and one that was
-    reused stays so."""
-    expires = int(life.expires_at * 1e9)
+    """(access, modification) time in nanoseconds. A file that was there `before` expires no earlier, one that was
+    reused stays so, and one that was dated ahead on purpose too."""
+    used, expires = int(life.used_at * 1e9), int(life.expires_at * 1e9)
     reused = life.reused
     if before is not None:
         expires = max(expires, expires_ns(before))
         reused = reused or is_reused(before)
+        if before.st_atime_ns > used + AHEAD_NS:
+            used = before.st_atime_ns
     modified = (expires - _DAY_NS) // (2 * _MARK_NS) * 2 * _MARK_NS
-    return int(life.used_at * 1e9), modified + _MARK_NS * reused
+    return used, modified + _MARK_NS * reused

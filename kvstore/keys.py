@@ -12,7 +12,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from kvstore.tier import BlobName
+from kvstore.tier import SHARED_TENANT, BlobName
 from schemas.blob import (
     FORMAT_VERSION,
     ID_BYTES,
@@ -92,10 +92,36 @@ def block_refs(root: BlobName, token_ids: TokenIds, block_tokens: int) -> list[B
 
     Raises `InvalidRequest` for anything but a flat list of integers from 0 to 2**32 - 1.
     """
-    data = _uint32_le(token_ids)
+    return _chain(root, _uint32_le(token_ids), 0, block_tokens)
+
+
+def chain_refs(
+    identity: Identity, tenant: str, salt: str, token_ids: TokenIds, shared_blocks: int = 0
+) -> list[BlockRef]:
+    """The chain of a tenant's tokens, of which the first `shared_blocks` blocks are everybody's.
+
+    What follows them is keyed from the tenant's own root and the last shared key: tenants share the public prefix
+    and nothing behind it. Raises as `block_refs`.
+    """
+    data, root = _uint32_le(token_ids), root_of(identity, tenant, salt)
+    num_bytes = 4 * identity.block_tokens * shared_blocks
+    if not num_bytes:
+        return _chain(root, data, 0, identity.block_tokens)
+    shared = _chain(root_of(identity, SHARED_TENANT), data[:num_bytes], 0, identity.block_tokens)
+    fork = BlobName(tenant, blake3(root.key + shared[-1].key).digest()) if shared else root
+    return shared + _chain(fork, data, num_bytes, identity.block_tokens)
+
+
+def token_hash(token_ids: TokenIds) -> bytes:
+    """What a `BlockRef` says of all ids up to its end."""
+    return blake3(_uint32_le(token_ids)).digest(TOKEN_HASH_BYTES)
+
+
+def _chain(root: BlobName, data: bytes, begin: int, block_tokens: int) -> list[BlockRef]:
+    """`data`: all ids from 0 on as little-endian uint32; the chain starts at byte `begin` of it."""
     refs = []
-    parent, so_far = root.key, blake3()
-    for offset in range(0, len(data), 4 * block_tokens):
+    parent, so_far = root.key, blake3(data[:begin])
+    for offset in range(begin, len(data), 4 * block_tokens):
         ids = data[offset : offset + 4 * block_tokens]
         so_far.update(ids)
         parent = block_key(parent, ids)

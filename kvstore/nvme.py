@@ -5,7 +5,6 @@ cost four times the write). The page cache is the memory tier.
 """
 
 import errno
-import itertools
 import math
 import os
 import stat
@@ -14,18 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from kvstore import quarantine
 from kvstore.counters import TierCounters
 from kvstore.filetimes import expires_ns, times_of
 from kvstore.patience import Patience
 from kvstore.retention import ByteCap
 from kvstore.staging import Staging
 from kvstore.stock import BLOCKS, QUARANTINE, files_in, folders_in, key_in
-from kvstore.tier import BlobName, Life
+from kvstore.tier import BlobName, Life, check_tenant
 from kvstore.tombstones import Reason
 from schemas.errors import KvRefused, KvUnavailable
-from schemas.subjects import check_slug
 
-MAX_QUARANTINED = 16
 _PROBE_BYTES = 65_536
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 # Not following links and not waiting for pipes: whoever can write to the folder must not be able to hang a reader.
@@ -52,7 +50,6 @@ class NvmeTier:
         self._staging = Staging(root)
         self._retention = ByteCap(root, max_bytes, self.counters, self.path, clock)
         self.tombstones = self._retention.janitor.tombstones
-        self._numbers = itertools.count()
         with suppress(OSError):  # the first write tries again and says what is wrong
             self._staging.open()
         self._retention.janitor.start()
@@ -121,22 +118,15 @@ class NvmeTier:
         return True
 
     def quarantine(self, name: BlobName) -> None:
-        """Keeps the newest few for whoever wants to know what happened to them."""
-        folder = self._root / QUARANTINE
         with _translated("quarantine a block in", self._root):
-            try:
-                folder.mkdir(mode=0o700, exist_ok=True)
-                number = f"{time.time_ns()}-{os.getpid()}-{next(self._numbers)}"
-                os.rename(self.path(name), folder / f"{number}.{name.tenant}.{name.key.hex()}.kvb")
-            except FileNotFoundError:
-                return
-            self.tombstones.record(name, Reason.DAMAGED)
-            self.counters.add(quarantined=1)
-            for old in sorted(os.listdir(folder))[:-MAX_QUARANTINED]:
-                self._remove(f"{folder}/{old}")
+            was_there, freed_bytes = quarantine.move(self._root, self.path(name), name)
+            if was_there:
+                self.tombstones.record(name, Reason.DAMAGED)
+                self.counters.add(quarantined=1)
+                self._retention.removed(freed_bytes)
 
     def erase(self, tenant: str) -> int:
-        check_slug(tenant, "tenant")
+        check_tenant(tenant)
         erased = 0
         with _translated(f"erase the blocks of {tenant} in", self._root):
             for folder in folders_in(self._root / BLOCKS / tenant):

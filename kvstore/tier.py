@@ -5,12 +5,14 @@ from typing import NamedTuple, Protocol
 
 from kvstore.counters import TierCounters
 from kvstore.patience import Patience
+from schemas.subjects import check_slug
 
 
 class Life(NamedTuple):
     """When a block was last wanted and until when it may be kept, in seconds of the wall clock.
 
-    `used_at` only orders blocks for eviction. A later `expires_at` prolongs a life, an earlier one does not cut it.
+    `used_at` only orders blocks for eviction; well in the future it keeps a block from being evicted until then. A
+    touch with a later value prolongs a life, an earlier one does not cut it.
     `reused`: another job than the one that wrote the block has asked for it; once said it stays so.
     """
 
@@ -22,11 +24,19 @@ class Life(NamedTuple):
 class BlobName(NamedTuple):
     """Where a blob lies. The key of 32 bytes would do; the tenant is there so that what is his can be found and erased.
 
-    A tenant is a slug (`schemas.subjects.check_slug`): it may be part of a path or of another server's key.
+    A tenant passes `check_tenant`: it may be part of a path or of another server's key.
     """
 
     tenant: str
     key: bytes
+
+
+SHARED_TENANT = "_shared"  # of prefixes that the operator pinned for all; no slug, so nobody can publish for it
+
+
+def check_tenant(tenant: str) -> str:
+    """Returns whose blobs these are, if anybody's can be. Raises `InvalidRequest`."""
+    return tenant if tenant == SHARED_TENANT else check_slug(tenant, "tenant")
 
 
 class Tier(Protocol):

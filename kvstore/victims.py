@@ -6,9 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvstore.stock import Victim
-from kvstore.tier import BlobName
+from kvstore.tier import BlobName, check_tenant
 from schemas.errors import InvalidRequest
-from schemas.subjects import check_slug
 
 FILE = "victims"
 _RECORD = struct.Struct("<32s64sqq")
@@ -48,7 +47,7 @@ class Victims:
             self._next += _RECORD.size
             with suppress(struct.error, UnicodeDecodeError, InvalidRequest):
                 key, tenant, size, used_ns = _RECORD.unpack(record)
-                return Victim(BlobName(check_slug(tenant.rstrip(b"\0").decode(), "tenant"), key), size, used_ns)
+                return Victim(BlobName(check_tenant(tenant.rstrip(b"\0").decode()), key), size, used_ns)
         return None
 
     def close(self) -> None:

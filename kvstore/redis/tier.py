@@ -16,9 +16,8 @@ from kvstore.patience import Patience
 from kvstore.redis.failures import translated
 from kvstore.redis.link import Part, Reply, ReplyError, command, set_command
 from kvstore.redis.servers import Cluster, OneServer, Server, Servers, address
-from kvstore.tier import BlobName, Life
+from kvstore.tier import BlobName, Life, check_tenant
 from schemas.errors import KvUnavailable
-from schemas.subjects import check_slug
 
 MAX_QUARANTINED = 16
 _QUARANTINE = b"kvrelay:quarantine:"
@@ -113,7 +112,7 @@ class RedisTier:
                     yield BlobName(owner, bytes.fromhex(digits))
 
     def erase(self, tenant: str) -> int:
-        check_slug(tenant, "tenant")
+        check_tenant(tenant)
         erased = 0
         for server, keys in self._scan(tenant):
             message = [part for key in keys for word in (b"STRLEN", b"UNLINK") for part in command(word, key)]

@@ -13,18 +13,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
 import torch
 
-from schemas.errors import error_from_code
-from schemas.events import Done, Error, Token
-from schemas.job import Job, Sampling
-from schemas.subjects import Lane
-from schemas.wire import encode
+from schemas.job import Sampling
 from services.bench.engine import load_model
+from services.bench.stream import MAX_PROMPT_ID, Stream, ask
 from services.bus.connection import Bus
-from services.bus.publish import submit_job
-from services.bus.reader import following
 from services.engine.engine import Engine, Work
 from services.engine.model import Model
 from services.engine.pages import PagePool
@@ -33,33 +27,6 @@ from services.models.registry import resolve
 from services.settings import Settings
 
 GREEDY = Sampling(temperature=0.0)
-MAX_PROMPT_ID = 40_000
-
-
-class Stream(msgspec.Struct):
-    """Seconds from the publication to each token, as a plain reader saw them; `prefill_s` is what computing took."""
-
-    tokens_s: list[float]
-    prefill_s: float
-
-    @property
-    def ttft_s(self) -> float:
-        return self.tokens_s[0]
-
-    @property
-    def added_s(self) -> float:
-        """What queue, store and streaming add to the first token."""
-        return self.tokens_s[0] - self.prefill_s
-
-    @property
-    def first_gap_s(self) -> float:
-        """From token 0, which prefill made, to token 1: hand-off, store and claim lie between."""
-        return self.tokens_s[1] - self.tokens_s[0]
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Of decode: from token 1 on."""
-        return (len(self.tokens_s) - 2) / (self.tokens_s[-1] - self.tokens_s[1])
 
 
 def run(
@@ -114,25 +81,7 @@ class _Bench:
 
     async def ask(self, prompt: list[int], num_tokens: int) -> Stream:
         async with await Bus.connect(self._nats_url, "bench", self._settings.bus) as bus:
-            tenant = self._settings.bus.tenant
-            job = Job(
-                id=f"bench-{time.time_ns()}", prompt_token_ids=prompt, max_tokens=num_tokens, temperature=0.0,
-                ignore_eos=True,
-            )  # fmt: skip
-            assert job.id is not None
-            tokens_s = []
-            prefill_s = 0.0
-            async with following(bus, tenant, job.id, silence_s=60.0) as events:
-                started_s = time.perf_counter()
-                await submit_job(bus, tenant, self._slug, Lane.INTERACTIVE, encode(job))
-                async for event in events:
-                    if isinstance(event, Token):
-                        tokens_s.append(time.perf_counter() - started_s)
-                    if isinstance(event, Error):
-                        raise error_from_code(event.code, event.message)
-                    if isinstance(event, Done):
-                        prefill_s = event.timings["prefill_s"]
-        return Stream(tokens_s, prefill_s)
+            return await ask(bus, self._slug, prompt, num_tokens)
 
     def compute(self, prompt: list[int], num_tokens: int) -> Stream:
         return self._thread.submit(_compute, self._model, self._settings, prompt, num_tokens).result()

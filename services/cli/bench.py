@@ -50,6 +50,24 @@ def pipeline(settings: Settings, prompt: int, tokens: int, rounds: int) -> None:
 
 
 @bench.command()
+@with_settings("compute.model", "compute.dtype", "kv.data_dir", "bus.url")
+@click.option("--prompt", type=click.IntRange(32), default=2000, show_default=True, help="Tokens of the conversation.")
+@click.option("--turn", type=click.IntRange(1), default=40, show_default=True, help="Tokens of its last turn.")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Rounds measured.")
+def edit(settings: Settings, prompt: int, turn: int, rounds: int) -> None:
+    """The first token of a conversation whose last turn was edited, beside a cold run of the same prompt."""
+    if turn >= prompt:
+        raise click.UsageError("--turn must be a part of --prompt")
+    from services.cli import borrowed_pipeline
+
+    with borrowed_pipeline.pipeline(settings) as (_, nats_url):
+        from services.bench.edit import run
+
+        for line in run(settings, nats_url, prompt, turn, rounds):
+            click.echo(json.dumps(line))
+
+
+@bench.command()
 @with_settings()
 @click.option("--queued", default="100,100000,500000", show_default=True, help="Depths; the first is compared with.")
 @click.option("--jobs", type=click.IntRange(1), default=500, show_default=True, help="Jobs a round.")

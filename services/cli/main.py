@@ -23,6 +23,7 @@ _COMMANDS = {
     "chat": "services.cli.chat:chat",
     "job": "services.cli.job:job",
     "dead": "services.cli.dead:dead",
+    "kv": "services.cli.kv:kv",
     "model": "services.cli.model:model",
     "config": "services.cli.show_config:config",
     "doctor": "services.cli.doctor:doctor",
@@ -39,6 +40,7 @@ Examples:
   kvrelay chat
   kvrelay job show hello-1                   what became of a job
   kvrelay dead ls                            jobs that were given up
+  kvrelay kv explain "Hello"                 which blocks of a prompt are stored, and why not
   kvrelay prefill --nats nats://queue:4222   one worker for a NATS that runs elsewhere
   kvrelay workers                            who works, and on what
   kvrelay drain decode-4711-1f2e3d4c         let a worker leave; its jobs go on elsewhere

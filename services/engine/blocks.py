@@ -17,7 +17,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from kvstore.keys import BlockRef, Identity, block_refs, root_of
+from kvstore.keys import BlockRef, Identity, chain_refs
+from kvstore.shared_prefix import SharedPrefixes
 from kvstore.store import KVStore
 from services.engine.flights import Flight, Flights
 from services.engine.interest import Bytes, Interest
@@ -88,10 +89,12 @@ class Blocks:
         self._saving: dict[bytes, asyncio.Future[bool]] = {}
         self.must_reach_all: Callable[[], bool] = lambda: False
         self._scratch = threading.local()
+        self.shared = SharedPrefixes()  # what the operator pinned for all tenants
 
     def refs(self, tenant: str, salt: str, token_ids: Seq[int]) -> list[BlockRef]:
         """The chain of blocks of `token_ids`; the last one may be partial."""
-        return block_refs(root_of(self._identity, tenant, salt), token_ids, self._identity.block_tokens)
+        num_shared = self.shared.num_blocks(token_ids, self._identity.block_tokens)
+        return chain_refs(self._identity, tenant, salt, token_ids, num_shared)
 
     def fetch_budget(self, num_tokens: int | None = None) -> FetchBudget:
         """For a job that would have to compute `num_tokens` otherwise: no longer than that would take."""

@@ -34,6 +34,7 @@ from services.worker.alibi import Alibis, acquit
 from services.worker.drain import Drain
 from services.worker.history import History
 from services.worker.peers import Peers
+from services.worker.pin_keeper import PinKeeper
 from services.worker.room import Permit, Room
 from services.worker.run import JobRun
 from services.worker.runs import Runs
@@ -105,6 +106,9 @@ class WorkerProcess:
                 gauges.keep_fresh(self._bus, self._sources(), self._runtime, lambda: self._num_running), name="gauges"
             ),
             asyncio.create_task(self._watch_takers(), name="takers"),
+            asyncio.create_task(
+                PinKeeper(self._runtime, self._bus, warms=self._role.name == "prefill").run(), name="pins"
+            ),
             asyncio.create_task(Strays(self._bus, self._beats, self._runtime.text.slug).run(), name="strays"),
         ]
         taking = asyncio.create_task(self._take_jobs(queue), name="take jobs")

@@ -1,17 +1,20 @@
 """Everything a worker computes with, loaded once: model, text, KV pages, store, and the identity of the build."""
 
+import asyncio
 import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import psutil
 import torch
 
 from kernels.arithmetic import Arithmetic
+from kvstore.identities import IdentityRecord, record_of, remember
 from kvstore.place import place_of
 from services.engine.batch import Batch
 from services.engine.blocks import Blocks
@@ -24,8 +27,11 @@ from services.models.files import ModelFiles
 from services.models.registry import build_id, resolve, text_id
 from services.settings import Settings
 from services.text.model import TextModel, load_text
+from services.worker.pinned import PinnedPrefixes
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_MEMORY_SHARE = 0.2  # of the machine, for one worker's KV pages, where the settings do not say
 IO_THREADS = 4
@@ -86,6 +92,11 @@ class Runtime:
             fetch_budget_s=settings.kv.fetch_budget_s,
             recompute=self.engine.prefill_rate,
         )
+        root = Path(settings.kv.data_dir) / "kv"
+        self.pinned = PinnedPrefixes(root, identity, self.store, text)
+        self.pinned.refresh()
+        self.blocks.shared = self.pinned.shared
+        _remember(root, record_of(identity, files.slug, self.build, model.arithmetic.name))
 
     @classmethod
     def load(cls, settings: Settings, prepared: Prepared) -> "Runtime":
@@ -113,6 +124,10 @@ class Runtime:
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.pool.block_tokens)
 
+    async def on_store_thread(self, call: Callable[[], T]) -> T:
+        """What may wait for a disk, away from the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._io, call)
+
     def batch(self, *, chunk_tokens: int, token_budget: int) -> Batch:
         return Batch(self.engine, chunk_tokens=chunk_tokens, token_budget=token_budget)
 
@@ -133,6 +148,14 @@ class Runtime:
         """Waits for those that run; what waits for its turn is not made."""
         for threads in (self._io, self._copier):
             threads.shutdown(cancel_futures=True)
+
+
+def _remember(root: Path, record: IdentityRecord) -> None:
+    """Only an operator's tools miss it."""
+    try:
+        remember(root, record)
+    except OSError as error:
+        log.warning("cannot note in the store who uses it: %s", error)
 
 
 def _make_pool(model: Model, settings: Settings) -> PagePool:

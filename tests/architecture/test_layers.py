@@ -24,6 +24,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "services.text": BASE | {"services.models"},
     "services.bus": BASE,
     "services.engine": BASE | {"kernels", "kvstore", "services.bus", "services.text", "services.models"},
+    # The store for its operator: without a model or a queue.
+    "services.kv": BASE | {"kvstore", "services.text", "services.models"},
     "services.worker": WORKER,
     "services.prefill": WORKER | {"services.worker"},
     "services.decode": WORKER | {"services.worker"},
@@ -31,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "services.supervisor": BASE | {"services.bus"},
     "services.bench": WORKER | {"services.worker"},
     "services.cli": BASE
-    | {"services.bus", "services.text", "services.models", "services.supervisor"}
+    | {"services.bus", "services.text", "services.models", "services.supervisor", "services.kv"}
     | {"services.prefill", "services.decode", "services.gateway", "services.bench"},
 }
 

@@ -25,7 +25,7 @@ def kvrelay(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProce
 
 
 COMMANDS = ["up", "prefill", "decode", "gateway", "workers", "drain", "restart", "generate", "chat", "job", "dead"]
-COMMANDS += ["model", "config", "doctor", "bench", "demo"]
+COMMANDS += ["kv", "model", "config", "doctor", "bench", "demo"]
 
 
 def test_help_lists_every_command_with_examples(tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore import keys
-from kvstore.keys import Identity, block_refs, check_key_constant, root_of
+from kvstore.keys import Identity, block_refs, chain_refs, check_key_constant, root_of
+from kvstore.tier import SHARED_TENANT
 from schemas.blob import ElementType, Quantisation
 from schemas.errors import InvalidRequest, SetupError
+from schemas.subjects import check_slug
 from tests.kvstore.blocks import IDENTITY, refs_of
 
 # Keys are on people's disks: these constants change with the format version and for no other reason.
@@ -33,7 +35,7 @@ def uint32(value: int) -> bytes:
 
 
 def test_keys_equal_the_definition_written_out_by_hand() -> None:
-    """What a machine of any byte order must compute: no struct, no numpy."""
+    """CASES 25: what a machine of any byte order must compute: no struct, no numpy."""
     named = [
         (b"format", uint32(1)),
         (b"fingerprint", b"modelfpr"),
@@ -58,6 +60,7 @@ def test_keys_equal_the_definition_written_out_by_hand() -> None:
 
 @pytest.mark.parametrize("hash_seed", [None, "0", "1", "random"])
 def test_every_process_derives_the_same_keys(hash_seed: str | None) -> None:
+    """CASES 25; end to end in tests/pipeline/test_two_processes.py."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
     if hash_seed is not None:
         env["PYTHONHASHSEED"] = hash_seed
@@ -68,6 +71,7 @@ def test_every_process_derives_the_same_keys(hash_seed: str | None) -> None:
 
 
 def test_the_type_of_the_ids_does_not_matter() -> None:
+    """CASES 25: lists, tuples, numpy and torch, of either byte order."""
     torch = pytest.importorskip("torch")
     ids = [0, 1, 49151, *range(40)]
     expected = refs_of(ids)
@@ -130,12 +134,42 @@ def test_a_common_prefix_shares_its_whole_blocks_and_no_more(ids: list[int], cut
         assert (a.key == b.key) == (a.token_hash == b.token_hash) == same
 
 
+@given(st.lists(st.integers(0, 9), max_size=100), st.integers(0, 6), st.sampled_from(["", "salt"]))
+def test_a_shared_beginning_is_everybodys_and_what_follows_is_not(ids: list[int], shared: int, salt: str) -> None:
+    shared = min(shared, len(ids) // 16)
+    ours, theirs = (chain_refs(IDENTITY, tenant, salt, ids, shared) for tenant in ("acme", "bolt"))
+    plain = refs_of(ids, "acme")
+    assert ours[:shared] == theirs[:shared] and {ref.tenant for ref in ours[:shared]} <= {SHARED_TENANT}
+    assert not {ref.key for ref in ours[shared:]} & {ref.key for ref in theirs[shared:]}
+    assert {ref.tenant for ref in ours[shared:]} <= {"acme"}
+    if shared:
+        assert not {ref.key for ref in ours} & {ref.key for ref in plain}
+    elif not salt:
+        assert ours == plain
+    described = [(ref.token_hash, ref.start, ref.num_tokens) for ref in ours]
+    assert described == [(ref.token_hash, ref.start, ref.num_tokens) for ref in plain], "a header says the same"
+
+
+def test_the_block_after_a_shared_one_is_keyed_as_the_design_says() -> None:
+    refs = chain_refs(IDENTITY, "acme", "salt", range(40), 1)
+    shared = refs_of(range(16), SHARED_TENANT)[0]
+    root = blake3(root_of(IDENTITY, "acme", "salt").key + shared.key).digest()
+    second = blake3(root + b"".join(map(uint32, range(16, 32)))).digest()
+    assert (refs[0], refs[1].key) == (shared, second)
+
+
+def test_no_tenant_can_call_himself_everybody() -> None:
+    with pytest.raises(InvalidRequest):
+        check_slug(SHARED_TENANT, "tenant")
+
+
 def test_a_partial_block_is_another_block_than_the_full_one() -> None:
     lengths = range(1, 17)
     assert len({refs_of(range(length))[0].key for length in lengths}) == len(lengths)
 
 
 def test_the_start_up_check_fails_loudly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CASES 25."""
     check_key_constant()
     assert keys.KEY_CONSTANT == LAST_KEY
     monkeypatch.setattr(keys, "block_key", lambda parent, ids: blake3(ids + parent).digest())

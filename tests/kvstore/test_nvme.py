@@ -9,7 +9,8 @@ import pytest
 
 from kvstore.codec import PLAIN
 from kvstore.filetimes import expires_ns, is_reused
-from kvstore.nvme import MAX_QUARANTINED, NvmeTier
+from kvstore.nvme import NvmeTier
+from kvstore.quarantine import MAX_QUARANTINED
 from kvstore.store import KVStore
 from kvstore.tier import BlobName
 from tests.kvstore.blocks import GEOMETRY, IDENTITY, TTL_S, chain, empty, payload_of

@@ -80,17 +80,17 @@ class LocalPipeline:
         self.prefill_worker, self.decode_worker = workers
         self.prefill, self.decode = (worker.runtime for worker in workers)
 
-    async def submit(self, **job: Any) -> str:
+    async def submit(self, tenant: str = "default", **job: Any) -> str:
         """Publishes a job; its id."""
         job.setdefault("id", f"job-{next(_numbers)}")
-        await submit_job(self.bus, "default", self.text.slug, Lane.INTERACTIVE, encode(job))
+        await submit_job(self.bus, tenant, self.text.slug, Lane.INTERACTIVE, encode(job))
         return str(job["id"])
 
-    async def read(self, job: str) -> Answer:
-        return Answer([event async for event in follow(self.bus, "default", job, SILENCE_S)])
+    async def read(self, job: str, tenant: str = "default") -> Answer:
+        return Answer([event async for event in follow(self.bus, tenant, job, SILENCE_S)])
 
-    async def ask(self, **job: Any) -> Answer:
-        return await self.read(await self.submit(**job))
+    async def ask(self, tenant: str = "default", **job: Any) -> Answer:
+        return await self.read(await self.submit(tenant, **job), tenant)
 
     async def ask_all(self, jobs: list[dict[str, Any]]) -> list[Answer]:
         """All at once."""

@@ -102,6 +102,8 @@ class Worker:
             pool=self.pool,
             context_pages=1,
             store=SimpleNamespace(counters=SimpleNamespace(damaged=0)),
+            pinned=SimpleNamespace(prefixes=[], refresh=lambda: False),
+            on_store_thread=asyncio.to_thread,
         )
         self.process = WorkerProcess(bus.name, runtime, bus, self.beats, self.role)
 

@@ -1,0 +1,1 @@
+"""The store for its operator: list, verify, explain, pin, remove. No torch, no model, no queue."""

@@ -1,0 +1,29 @@
+"""A worker of the tiny model in a process of its own: `python -m tests.pipeline.lone_worker ROLE URL FOLDER`.
+
+Loads, waits for a line on its standard input, serves until that ends, then prints what its store counted.
+"""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from services.decode.role import DecodeRole
+from services.prefill.role import PrefillRole
+from services.worker.runtime import Runtime
+from tests.pipeline.local import run_worker, settings_for
+from tests.pipeline.tiny import tiny_files, tiny_models, tiny_pipeline_text
+
+
+async def serve(role: str, url: str, folder: Path) -> None:
+    settings = settings_for(folder, kv={"block_tokens": 16})
+    runtime = Runtime(settings, tiny_files(), tiny_pipeline_text(), tiny_models()[0])
+    await asyncio.to_thread(sys.stdin.readline)
+    async with run_worker(url, runtime, PrefillRole if role == "prefill" else DecodeRole):
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+        print(json.dumps(runtime.store.snapshot()), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(sys.argv[1], sys.argv[2], Path(sys.argv[3])))
