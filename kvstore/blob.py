@@ -50,9 +50,13 @@ class BlobFormat:
     def payload_bytes(self, ref: BlockRef) -> int:
         return self._geometry.payload_bytes(ref.num_tokens)
 
-    def seal(self, ref: BlockRef, payload: memoryview) -> Sequence[memoryview]:
-        """The blob in parts; valid until this thread seals or opens another."""
-        codec = self._codec
+    @property
+    def compresses(self) -> bool:
+        return self._codec is not PLAIN
+
+    def seal(self, ref: BlockRef, payload: memoryview, *, plain: bool = False) -> Sequence[memoryview]:
+        """The blob in parts; valid until this thread seals or opens another. `plain`: without the codec."""
+        codec = PLAIN if plain else self._codec
         stored = codec.encode(payload, self._geometry, ref.num_tokens)
         if stored is None:
             codec, stored = PLAIN, [payload]

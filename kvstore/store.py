@@ -15,13 +15,15 @@ from kvstore.patience import Patience
 from kvstore.scratch import Scratch
 from kvstore.throttle import ThrottledLog
 from kvstore.tier import Life, Tier
-from schemas.blob import HEADER_BYTES, DamagedBlob, MismatchedBlob
+from schemas.blob import HEADER_BYTES, Codec, DamagedBlob, MismatchedBlob
 from schemas.errors import KvSkipped, KvUnavailable
 
 # A block counts as used this much earlier for each token before it, so that under eviction ancestors outlive their
 # descendants in whatever order a chain is touched.
 _USED_STEP_S = 1e-3
 _MAX_COPIES_WAITING = 1024
+
+_Work = Callable[[BlockRef, Tier, Sequence[Tier], float], None]
 
 
 class KVStore:
@@ -78,27 +80,36 @@ class KVStore:
         self.counters.add(misses=1)
         return False
 
-    def save(self, ref: BlockRef, payload: memoryview, ttl_s: float, *, everywhere: bool = True) -> bool:
+    def save(
+        self, ref: BlockRef, payload: memoryview, ttl_s: float, *, everywhere: bool = True, quickly: bool = False
+    ) -> bool:
         """Stores a block in every tier that lacks it, and keeps it for at least `ttl_s`. False: no tier has it now.
 
         A block that is there already is believed by its size and header, and only touched; one that is torn or not
-        ours is replaced. Without `everywhere` it returns once one tier has it, and the slower ones follow.
+        ours is replaced. Without `everywhere` it returns once one tier has it, and the slower ones follow. `quickly`:
+        it is stored plain, and compressed later on the copier's thread.
         """
         payload = self._checked(ref, payload)
-        missing = []
+        plain = quickly and self._copier is not None
         holder: Tier | None = None
+        written: list[Tier] = []
+        to_follow: list[Tier] = []
+        blob: Sequence[memoryview] = ()
         for tier in self.tiers:
             if holder is not None and not everywhere:
-                self._copy_later(ref, holder, tier, ttl_s)
+                to_follow.append(tier)
             elif self._keep(tier, ref, ttl_s):
                 holder = holder or tier
-            elif everywhere:
-                missing.append(tier)
-            elif self._write(tier, ref, self._format.seal(ref, payload), ttl_s):
-                holder = tier
-        blob = self._format.seal(ref, payload) if missing else ()
-        written = [self._write(tier, ref, blob, ttl_s) for tier in missing]
-        return any(written) or holder is not None
+            else:
+                blob = blob or self._format.seal(ref, payload, plain=plain)
+                if self._write(tier, ref, blob, ttl_s):
+                    holder = holder or tier
+                    written.append(tier)
+        if holder is not None and plain and written and self._format.compresses:
+            self._later(self._compress, ref, written[0], written, ttl_s)
+        if holder is not None and to_follow:
+            self._later(self._copy, ref, holder, to_follow, ttl_s)
+        return holder is not None
 
     def renew(self, refs: Sequence[BlockRef], ttl_s: float) -> int:
         """Keeps blocks for `ttl_s` from now on, in every tier, and returns how many were there.
@@ -110,9 +121,9 @@ class KVStore:
             touched = {tier: self._touch(tier, ref, ttl_s) for tier in self.tiers}
             holders = [tier for tier, there in touched.items() if there]
             renewed += bool(holders)
-            for tier, there in touched.items():
-                if holders and there is False:
-                    self._copy_later(ref, holders[0], tier, ttl_s)
+            lacking = [tier for tier, there in touched.items() if there is False]
+            if holders and lacking:
+                self._later(self._copy, ref, holders[0], lacking, ttl_s)
         return renewed
 
     def snapshot(self) -> dict[str, int]:
@@ -135,32 +146,48 @@ class KVStore:
 
         return self._believed(tier, ref, into, decode, patience)
 
-    def _copy_later(self, ref: BlockRef, source: Tier, target: Tier, ttl_s: float) -> None:
+    def _later(self, work: _Work, ref: BlockRef, source: Tier, targets: Sequence[Tier], ttl_s: float) -> None:
+        """Beside the requests, or at once where there is no thread for it."""
         if self._copier is None:
-            self._copy(ref, source, target, ttl_s)
+            work(ref, source, targets, ttl_s)
             return
         with self._copies_lock:
             if self._copies_waiting >= _MAX_COPIES_WAITING:
                 self.counters.add(copies_dropped=1)
                 return
             self._copies_waiting += 1
-        self._copier.submit(self._copy, ref, source, target, ttl_s).add_done_callback(self._copied)
+        self._copier.submit(work, ref, source, targets, ttl_s).add_done_callback(self._copied)
 
     def _copied(self, _: Future[None]) -> None:
         with self._copies_lock:
             self._copies_waiting -= 1
 
-    def _copy(self, ref: BlockRef, source: Tier, target: Tier, ttl_s: float) -> None:
+    def _copy(self, ref: BlockRef, source: Tier, targets: Sequence[Tier], ttl_s: float) -> None:
         """The blob as it is stored, if it is sound."""
         into = self._blobs.take(self._format.payload_bytes(ref)).data
 
         def write(head: memoryview, size: int) -> int:
-            self._format.check(ref, head, into[: size - HEADER_BYTES])
-            self.counters.add(copied=self._write(target, ref, [head, into[: size - HEADER_BYTES]], ttl_s))
+            stored = into[: size - HEADER_BYTES]
+            self._format.check(ref, head, stored)
+            for tier in targets:
+                self.counters.add(copied=self._write(tier, ref, [head, stored], ttl_s))
             return size
 
-        if getattr(target, "is_written", True):
+        if any(getattr(tier, "is_written", True) for tier in targets):
             self._believed(source, ref, into, write)
+
+    def _compress(self, ref: BlockRef, source: Tier, targets: Sequence[Tier], ttl_s: float) -> None:
+        """Replaces a blob that was stored plain by a smaller one, if the codec pays."""
+        into = self._blobs.take(self._format.payload_bytes(ref)).data
+
+        def write(head: memoryview, size: int) -> int:
+            if self._format.check(ref, head, into[: size - HEADER_BYTES]) is Codec.NONE:
+                blob = self._format.seal(ref, into)
+                for tier in targets if sum(map(len, blob)) < size else ():
+                    self._write(tier, ref, blob, ttl_s)
+            return size
+
+        self._believed(source, ref, into, write)
 
     def _believed(
         self,

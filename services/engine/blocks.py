@@ -168,10 +168,10 @@ class Blocks:
         if len(flights) >= FEW_READS and left_s > MIN_FETCH_S / 2:  # fewer, or no time, say nothing of the rate
             self._fetched.note(max(0.5, sum(flight.is_good for flight in flights)), clock() - began_s)
 
-    async def save(self, ref: BlockRef, page: int) -> bool:
+    async def save(self, ref: BlockRef, page: int, *, quickly: bool = False) -> bool:
         """Stores a finished block; False if the store would not take it in time. The page must stay held until then.
 
-        Who saves what is being saved already waits for that.
+        `quickly`: somebody waits for it, so it is compressed later. Who saves what is being saved waits for that.
         """
         saving = self._saving.get(ref.key)
         if saving is not None:
@@ -180,7 +180,7 @@ class Blocks:
         interest = Interest()
         stored = False
         try:
-            write = self._start(self._save, interest, ref, page, self.must_reach_all())
+            write = self._start(self._save, interest, ref, page, self.must_reach_all(), quickly)
             stored = await self._within(SAVE_BUDGET_S, write, otherwise=False)
         finally:
             interest.lose()
@@ -211,13 +211,14 @@ class Blocks:
             return False
         return interest.copy(target, scratch)
 
-    def _save(self, interest: Interest, ref: BlockRef, page: int, everywhere: bool) -> bool:
+    def _save(self, interest: Interest, ref: BlockRef, page: int, everywhere: bool, quickly: bool) -> bool:
         source = self._pool.leading(page, ref.num_tokens)
         scratch = self._scratch_like(source)
         if not interest.copy(scratch, source):
             return False
         ttl_s = self._ttl_s if ref.num_tokens == self._pool.block_tokens else self._partial_ttl_s
-        return self._store.save(ref, scratch.reshape(-1).data, ttl_s=ttl_s, everywhere=everywhere)
+        payload = scratch.reshape(-1).data
+        return self._store.save(ref, payload, ttl_s=ttl_s, everywhere=everywhere, quickly=quickly)
 
     def _scratch_like(self, array: Bytes) -> Bytes:
         """A contiguous array of the same shape over this thread's reused buffer."""

@@ -19,19 +19,22 @@ class Saver:
         self._salt = salt
         self._saves: dict[int, asyncio.Task[bool]] = {}
 
-    def save_block(self, sequence: Sequence, block: int) -> None:
-        """Block `block` of `sequence` is full: make it resident under its name and write it to the store."""
+    def save_block(self, sequence: Sequence, block: int, *, quickly: bool = False) -> None:
+        """Block `block` of `sequence` is full: make it resident under its name and write it to the store.
+
+        `quickly`: the job waits for it.
+        """
         end = (block + 1) * self._pool.block_tokens
         assert end <= sequence.num_computed, "a page that is shared is never written again"
         ref = self._blocks.refs(self._tenant, self._salt, sequence.token_ids[:end])[block]
         self._pool.name(sequence.pages[block], ref.key, ref.token_hash)
-        self._start(block, ref, sequence.pages[block])
+        self._start(block, ref, sequence.pages[block], quickly)
 
-    def save_partial(self, sequence: Sequence) -> None:
+    def save_partial(self, sequence: Sequence, *, quickly: bool = False) -> None:
         """Writes the last block of what is computed, if it is a partial one."""
         refs = self._blocks.refs(self._tenant, self._salt, sequence.token_ids[: sequence.num_computed])
         if refs and refs[-1].num_tokens < self._pool.block_tokens:
-            self._start(len(refs) - 1, refs[-1], sequence.pages[len(refs) - 1])
+            self._start(len(refs) - 1, refs[-1], sequence.pages[len(refs) - 1], quickly)
 
     async def stored_blocks(self, num_restored: int) -> int:
         """Waits for the writes under way; the number of leading blocks that are stored, if the first
@@ -43,8 +46,8 @@ class Saver:
             count += 1
         return count
 
-    def _start(self, block: int, ref: BlockRef, page: int) -> None:
+    def _start(self, block: int, ref: BlockRef, page: int, quickly: bool) -> None:
         self._pool.pin(page)
-        save = asyncio.get_running_loop().create_task(self._blocks.save(ref, page))
+        save = asyncio.get_running_loop().create_task(self._blocks.save(ref, page, quickly=quickly))
         save.add_done_callback(lambda _: self._pool.unpin(page))
         self._saves[block] = save

@@ -31,7 +31,9 @@ class StubStore:
         into[:] = self.stored[ref.key]
         return True
 
-    def save(self, ref: BlockRef, payload: memoryview, ttl_s: float, *, everywhere: bool = True) -> bool:
+    def save(
+        self, ref: BlockRef, payload: memoryview, ttl_s: float, *, everywhere: bool = True, quickly: bool = False
+    ) -> bool:
         self.num_saves += 1
         self._pass()
         self.stored[ref.key] = bytes(payload)
