@@ -14,7 +14,7 @@ from kvstore.keys import BlockRef, Identity
 from kvstore.patience import Patience
 from kvstore.scratch import Scratch
 from kvstore.throttle import ThrottledLog
-from kvstore.tier import Life, Tier
+from kvstore.tier import Life, Tier, touch_all
 from schemas.blob import HEADER_BYTES, Codec, DamagedBlob, MismatchedBlob
 from schemas.errors import KvSkipped, KvUnavailable
 
@@ -116,12 +116,13 @@ class KVStore:
 
         Reads no block, but for one that is missing in some tier: it is copied there.
         """
+        turned = list(reversed(refs))  # the first block last, for tiers that go by their own clock
+        touched = {tier: self._touch_all(tier, turned, ttl_s) for tier in self.tiers}
         renewed = 0
-        for ref in reversed(refs):  # the first block last, for tiers that go by their own clock
-            touched = {tier: self._touch(tier, ref, ttl_s) for tier in self.tiers}
-            holders = [tier for tier, there in touched.items() if there]
+        for i, ref in enumerate(turned):
+            holders = [tier for tier in self.tiers if touched[tier][i]]
+            lacking = [tier for tier in self.tiers if touched[tier][i] is False]
             renewed += bool(holders)
-            lacking = [tier for tier, there in touched.items() if there is False]
             if holders and lacking:
                 self._later(self._copy, ref, holders[0], lacking, ttl_s)
         return renewed
@@ -243,13 +244,16 @@ class KVStore:
         self.counters.add(writes=1, payload_bytes=self._format.payload_bytes(ref), stored_bytes=stored_bytes)
         return True
 
-    def _touch(self, tier: Tier, ref: BlockRef, ttl_s: float) -> bool | None:
-        """Whether it is there; None: that cannot be said."""
+    def _touch(self, tier: Tier, ref: BlockRef, ttl_s: float) -> None:
+        self._touch_all(tier, [ref], ttl_s)
+
+    def _touch_all(self, tier: Tier, refs: Sequence[BlockRef], ttl_s: float) -> Sequence[bool | None]:
+        """Whether each is there; None: that cannot be said."""
         try:
-            return tier.touch(ref.name, self._life(ref, ttl_s))
+            return touch_all(tier, [ref.name for ref in refs], [self._life(ref, ttl_s) for ref in refs])
         except KvUnavailable as error:
             self._failed_read(tier, error)
-            return None
+            return [None] * len(refs)
 
     def _life(self, ref: BlockRef, ttl_s: float) -> Life:
         now = self._clock()
