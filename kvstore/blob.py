@@ -57,14 +57,21 @@ class BlobFormat:
     def page_bytes(self, ref: BlockRef) -> int:
         return self._geometry.page_bytes(ref.num_tokens)
 
-    def seal(self, ref: BlockRef, page: memoryview) -> Sequence[memoryview]:
-        """The blob in parts; valid until this thread seals or opens another.
+    @property
+    def compresses(self) -> bool:
+        return self._codec is not PLAIN
+
+    def seal(self, ref: BlockRef, page: memoryview, *, plain: bool = False) -> Sequence[memoryview]:
+        """The blob in parts; valid until this thread seals or opens another. `plain`: without the codec.
 
         Raises `NotFinitePage` for a page that is to be quantised and holds NaN or infinity.
         """
-        codec, payload = self._codec, page
-        if self._quantiser is not None:
-            payload = self._quantiser.pack(page, ref.num_tokens)
+        payload = page if self._quantiser is None else self._quantiser.pack(page, ref.num_tokens)
+        return self.seal_payload(ref, payload, plain=plain)
+
+    def seal_payload(self, ref: BlockRef, payload: memoryview, *, plain: bool = False) -> Sequence[memoryview]:
+        """The same of a page that is quantised already."""
+        codec = PLAIN if plain else self._codec
         stored = codec.encode(payload, self._geometry, ref.num_tokens)
         if stored is None:
             codec, stored = PLAIN, [payload]

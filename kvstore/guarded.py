@@ -11,12 +11,12 @@ from typing import Protocol, TypeVar
 
 from kvstore.counters import TierCounters
 from kvstore.patience import Patience
-from kvstore.tier import BlobName, Life, Tier
+from kvstore.throttle import ThrottledLog
+from kvstore.tier import BlobName, Life, Tier, touch_all
 from schemas.errors import KvRefused, KvSkipped, KvUnavailable
 
 PROBE_INTERVAL_S = 2.0
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -39,6 +39,7 @@ class GuardedTier:
         self._no_write = ""
         self._probing = False
         self._closed = threading.Event()
+        self._log = ThrottledLog(logging.getLogger(__name__))
 
     @property
     def is_read(self) -> bool:
@@ -72,6 +73,9 @@ class GuardedTier:
     def touch(self, name: BlobName, life: Life) -> bool:
         return self._read(lambda: self.inner.touch(name, life))
 
+    def touch_many(self, names: Sequence[BlobName], lives: Sequence[Life]) -> list[bool]:
+        return self._read(lambda: touch_all(self.inner, names, lives))
+
     def quarantine(self, name: BlobName) -> None:
         self._read(lambda: self.inner.quarantine(name))
 
@@ -104,7 +108,7 @@ class GuardedTier:
             if self._probing or self._closed.is_set():
                 return
             self._probing = True
-        log.warning("kv store: %s: going on without it", error.message)
+        self._log.warning("left alone", f"{error.message}; going on without it")
         threading.Thread(target=self._probe_until_well, name=f"kv-probe-{self.name}", daemon=True).start()
 
     def _probe_until_well(self) -> None:
@@ -122,5 +126,5 @@ class GuardedTier:
             with self._lock:
                 self._no_read = self._no_write = ""
                 self._probing = False
-            log.warning("kv store: %s works again", self.name)
+            self._log.warning("well again", self.name)
             return

@@ -16,8 +16,8 @@ from kvstore.patience import Patience
 from kvstore.quantise import NotFinitePage
 from kvstore.scratch import Scratch
 from kvstore.throttle import ThrottledLog
-from kvstore.tier import Life, Tier
-from schemas.blob import HEADER_BYTES, DamagedBlob, MismatchedBlob
+from kvstore.tier import Life, Tier, touch_all
+from schemas.blob import HEADER_BYTES, Codec, DamagedBlob, MismatchedBlob
 from schemas.errors import KvSkipped, KvUnavailable
 
 # A block counts as used this much earlier for each token before it, so that under eviction ancestors outlive their
@@ -37,6 +37,9 @@ class _Use(NamedTuple):
     def life(self, tier: Tier, ref: BlockRef) -> Life:
         used_at = self.now if self.used_at is None else self.used_at
         return Life(used_at - ref.start * _USED_STEP_S, self.now + min(self.ttl_s, tier.max_ttl_s), self.reused)
+
+
+_Work = Callable[[BlockRef, Tier, Sequence[Tier], _Use], None]
 
 
 class KVStore:
@@ -102,29 +105,37 @@ class KVStore:
         *,
         used_at: float | None = None,
         everywhere: bool = True,
+        quickly: bool = False,
     ) -> bool:
         """Stores a block in every tier that lacks it, and keeps it for at least `ttl_s`. False: no tier has it now.
 
         A block that is there already is believed by its size and header, and only touched; one that is torn or not
-        ours is replaced. Without `everywhere` it returns once one tier has it, and the slower ones follow.
-        `used_at` (None: now) must be no later than that of the block's ancestors.
+        ours is replaced. `used_at` (None: now) must be no later than that of the block's ancestors. Without
+        `everywhere` it returns once one tier has it, and the slower ones follow. `quickly`: it is stored plain, and
+        compressed later on the copier's thread.
         """
         page = self._checked(ref, page)
         use = _Use(ttl_s, self._clock(), used_at)
-        missing = []
+        plain = quickly and self._copier is not None
         holder: Tier | None = None
+        written: list[Tier] = []
+        to_follow: list[Tier] = []
+        blob: Sequence[memoryview] = ()
         for tier in self.tiers:
             if holder is not None and not everywhere:
-                self._copy_later(ref, holder, tier, use)
+                to_follow.append(tier)
             elif self._keep(tier, ref, use):
                 holder = holder or tier
-            elif everywhere:
-                missing.append(tier)
-            elif self._write(tier, ref, self._seal(ref, page), use):
-                holder = tier
-        blob = self._seal(ref, page) if missing else ()
-        written = [self._write(tier, ref, blob, use) for tier in missing]
-        return any(written) or holder is not None
+            else:
+                blob = blob or self._seal(ref, page, plain)
+                if self._write(tier, ref, blob, use):
+                    holder = holder or tier
+                    written.append(tier)
+        if plain and written and self._format.compresses:
+            self._later(self._compress, ref, written[0], written, use)
+        if holder is not None and to_follow:
+            self._later(self._copy, ref, holder, to_follow, use)
+        return holder is not None
 
     def renew(
         self, refs: Sequence[BlockRef], ttl_s: float, *, used_at: float | None = None, reused: bool = False
@@ -135,14 +146,15 @@ class KVStore:
         block, but for one that is missing in some tier: it is copied there.
         """
         use = _Use(ttl_s, self._clock(), used_at, reused)
+        # Ancestors first: at no time does a block seem used later than they are.
+        touched = {tier: self._touch_all(tier, refs, use) for tier in self.tiers}
         renewed = 0
-        for ref in refs:  # ancestors first: at no time does a block seem used later than they are
-            touched = {tier: self._touch(tier, ref, use) for tier in self.tiers}
-            holders = [tier for tier, there in touched.items() if there]
+        for i, ref in enumerate(refs):
+            holders = [tier for tier in self.tiers if touched[tier][i]]
+            lacking = [tier for tier in self.tiers if touched[tier][i] is False]
             renewed += bool(holders)
-            for tier, there in touched.items():
-                if holders and there is False:
-                    self._copy_later(ref, holders[0], tier, use)
+            if holders and lacking:
+                self._later(self._copy, ref, holders[0], lacking, use)
         return renewed
 
     def snapshot(self) -> dict[str, int]:
@@ -165,32 +177,49 @@ class KVStore:
 
         return self._believed(tier, ref, into, decode, patience)
 
-    def _copy_later(self, ref: BlockRef, source: Tier, target: Tier, use: _Use) -> None:
+    def _later(self, work: _Work, ref: BlockRef, source: Tier, targets: Sequence[Tier], use: _Use) -> None:
+        """Beside the requests, or at once where there is no thread for it."""
         if self._copier is None:
-            self._copy(ref, source, target, use)
+            work(ref, source, targets, use)
             return
         with self._copies_lock:
             if self._copies_waiting >= _MAX_COPIES_WAITING:
                 self.counters.add(copies_dropped=1)
                 return
             self._copies_waiting += 1
-        self._copier.submit(self._copy, ref, source, target, use).add_done_callback(self._copied)
+        self._copier.submit(work, ref, source, targets, use).add_done_callback(self._copied)
 
     def _copied(self, _: Future[None]) -> None:
         with self._copies_lock:
             self._copies_waiting -= 1
 
-    def _copy(self, ref: BlockRef, source: Tier, target: Tier, use: _Use) -> None:
+    def _copy(self, ref: BlockRef, source: Tier, targets: Sequence[Tier], use: _Use) -> None:
         """The blob as it is stored, if it is sound."""
         into = self._blobs.take(self._format.page_bytes(ref)).data
 
         def write(head: memoryview, size: int) -> int:
-            self._format.check(ref, head, into[: size - HEADER_BYTES])
-            self.counters.add(copied=self._write(target, ref, [head, into[: size - HEADER_BYTES]], use))
+            stored = into[: size - HEADER_BYTES]
+            self._format.check(ref, head, stored)
+            for tier in targets:
+                self.counters.add(copied=self._write(tier, ref, [head, stored], use))
             return size
 
-        if getattr(target, "is_written", True):
+        if any(getattr(tier, "is_written", True) for tier in targets):
             self._believed(source, ref, into, write)
+
+    def _compress(self, ref: BlockRef, source: Tier, targets: Sequence[Tier], use: _Use) -> None:
+        """Replaces a blob that was stored plain by a smaller one, if the codec pays."""
+        into = self._blobs.take(self._format.page_bytes(ref)).data
+
+        def write(head: memoryview, size: int) -> int:
+            stored = into[: size - HEADER_BYTES]
+            if self._format.check(ref, head, stored) is Codec.NONE:
+                blob = self._format.seal_payload(ref, stored)
+                for tier in targets if sum(map(len, blob)) < size else ():
+                    self._write(tier, ref, blob, use)
+            return size
+
+        self._believed(source, ref, into, write)
 
     def _believed(
         self,
@@ -229,14 +258,14 @@ class KVStore:
             return False  # the write will say what is wrong
         if size is None or size < HEADER_BYTES or not self._format.describes(ref, head, size):
             return False
-        self._touch(tier, ref, use)
+        self._touch_all(tier, [ref], use)
         self.counters.add(kept=1)
         return True
 
-    def _seal(self, ref: BlockRef, page: memoryview) -> Sequence[memoryview]:
+    def _seal(self, ref: BlockRef, page: memoryview, plain: bool) -> Sequence[memoryview]:
         """Empty if the block is not one to be stored."""
         try:
-            return self._format.seal(ref, page)
+            return self._format.seal(ref, page, plain=plain)
         except NotFinitePage as error:
             self.counters.add(refused=1)
             self._log.warning("refused", f"block {_short(ref)} is not stored: {error.message}")
@@ -257,13 +286,13 @@ class KVStore:
         self.counters.add(writes=1, payload_bytes=self._format.page_bytes(ref), stored_bytes=stored_bytes)
         return True
 
-    def _touch(self, tier: Tier, ref: BlockRef, use: _Use) -> bool | None:
-        """Whether it is there; None: that cannot be said."""
+    def _touch_all(self, tier: Tier, refs: Sequence[BlockRef], use: _Use) -> Sequence[bool | None]:
+        """Whether each is there; None: that cannot be said."""
         try:
-            return tier.touch(ref.name, use.life(tier, ref))
+            return touch_all(tier, [ref.name for ref in refs], [use.life(tier, ref) for ref in refs])
         except KvUnavailable as error:
             self._failed_read(tier, error)
-            return None
+            return [None] * len(refs)
 
     def _failed_read(self, tier: Tier, error: KvUnavailable) -> None:
         if isinstance(error, KvSkipped):

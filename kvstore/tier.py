@@ -1,6 +1,6 @@
 """What a place for blobs must do. A tier moves bytes under names; it knows nothing of what is in them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from kvstore.counters import TierCounters
@@ -76,3 +76,11 @@ class Tier(Protocol):
 
     def close(self) -> None:
         """Gives back what the tier holds outside of this process, its blobs excepted."""
+
+
+def touch_all(tier: Tier, names: Sequence[BlobName], lives: Sequence[Life]) -> list[bool]:
+    """`touch` for many, in the order given; in one go where the tier can."""
+    many: Callable[[Sequence[BlobName], Sequence[Life]], list[bool]] | None = getattr(tier, "touch_many", None)
+    if many is not None:
+        return many(names, lives)
+    return [tier.touch(name, life) for name, life in zip(names, lives, strict=True)]

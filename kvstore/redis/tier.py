@@ -58,7 +58,8 @@ class RedisTier:
 
     def present(self, names: Sequence[BlobName]) -> int:
         """One round trip to each server, however many names and blobs there are."""
-        found = self._ask([(key_of(name), [b"EXISTS"]) for name in names])
+        keys = [key_of(name) for name in names]
+        found = self._ask([(key, command(b"EXISTS", key)) for key in keys])
         return next((index for index, one in enumerate(found) if one != 1), len(found))
 
     def read(self, name: BlobName, into: Sequence[memoryview], patience: Patience | None = None) -> int | None:
@@ -82,10 +83,16 @@ class RedisTier:
 
     def touch(self, name: BlobName, life: Life) -> bool:
         """Reading counts as use here, so only the time to live is prolonged."""
-        key = key_of(name)
-        ttl = b"%d" % self._ttl_ms(life)
-        _, there = self._pipeline(key, [command(b"PEXPIRE", key, ttl, b"GT"), command(b"EXISTS", key)])
-        return there == 1
+        return self.touch_many([name], [life])[0]
+
+    def touch_many(self, names: Sequence[BlobName], lives: Sequence[Life]) -> list[bool]:
+        """In one round trip to each server."""
+        questions: list[tuple[bytes, list[Part]]] = []
+        for name, life in zip(names, lives, strict=True):
+            key = key_of(name)
+            questions.append((key, command(b"PEXPIRE", key, b"%d" % self._ttl_ms(life), b"GT")))
+            questions.append((key, command(b"EXISTS", key)))
+        return [there == 1 for there in self._ask(questions)[1::2]]
 
     def quarantine(self, name: BlobName) -> None:
         """The newest few are kept as hashes `kvrelay:quarantine:<n>`, unless the server has no room for them."""
@@ -203,8 +210,8 @@ class RedisTier:
             link.send(message, num_replies)
             return link.replies(num_replies)
 
-    def _ask(self, questions: Sequence[tuple[bytes, list[bytes]]]) -> list[Reply]:
-        """One command on each key, in one round trip to each server, all servers at the same time."""
+    def _ask(self, questions: Sequence[tuple[bytes, list[Part]]]) -> list[Reply]:
+        """Commands, each on one key, in one round trip to each server, all servers at the same time."""
         with self._translated():
             try:
                 return self._ask_once(questions)
@@ -213,7 +220,7 @@ class RedisTier:
                     raise
                 return self._ask_once(questions)
 
-    def _ask_once(self, questions: Sequence[tuple[bytes, list[bytes]]]) -> list[Reply]:
+    def _ask_once(self, questions: Sequence[tuple[bytes, list[Part]]]) -> list[Reply]:
         of_server: dict[Server, list[int]] = {}
         for index, (key, _) in enumerate(questions):
             of_server.setdefault(self._servers.of(key), []).append(index)
@@ -222,8 +229,7 @@ class RedisTier:
         with ExitStack() as stack:
             links = [(stack.enter_context(server.link(until_s)), mine) for server, mine in of_server.items()]
             for link, mine in links:
-                asked = [command(*questions[i][1], questions[i][0]) for i in mine]
-                link.send([b"".join(part for parts in asked for part in parts)], len(mine))
+                link.send([b"".join(part for i in mine for part in questions[i][1])], len(mine))
             for link, mine in links:
                 for i, answer in zip(mine, link.replies(len(mine)), strict=True):
                     answers[i] = answer

@@ -9,7 +9,7 @@ from services.cli.options import rolling_option, with_settings
 from services.config import Settings
 from services.supervisor import cores
 
-_WORKER = ("bus.url", "kv.data_dir", "compute.model", "compute.dtype", "compute.threads")
+_WORKER = ("bus.url", "kv.data_dir", "kv.redis_url", "compute.model", "compute.dtype", "compute.threads")
 
 
 def _bus_url(settings: Settings) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -185,11 +186,11 @@ class Blocks:
         """A running job still needs the chain `refs`: see `kvstore.eviction`."""
         await self._within(SAVE_BUDGET_S, self._start(self._renew, refs, used_at, False), otherwise=None)
 
-    async def save(self, ref: BlockRef, page: int, used_at: float | None = None) -> bool:
+    async def save(self, ref: BlockRef, page: int, used_at: float | None = None, *, quickly: bool = False) -> bool:
         """Stores a finished block; False if the store would not take it in time. The page must stay held until then.
 
-        Who saves what is being saved already waits for that. `used_at` (None: now) must be no later than that of the
-        block's ancestors.
+        `used_at` (None: now) must be no later than that of the block's ancestors. `quickly`: somebody waits for it, so
+        it is compressed later. Who saves what is being saved already waits for that.
         """
         saving = self._saving.get(ref.key)
         if saving is not None:
@@ -198,7 +199,8 @@ class Blocks:
         interest = Interest()
         stored = False
         try:
-            write = self._start(self._save, interest, ref, page, used_at, self.must_reach_all())
+            put = partial(self._store.save, used_at=used_at, everywhere=self.must_reach_all(), quickly=quickly)
+            write = self._start(self._save, interest, ref, page, put)
             stored = await self._within(SAVE_BUDGET_S, write, otherwise=False)
         finally:
             interest.lose()
@@ -229,13 +231,13 @@ class Blocks:
             return False
         return interest.copy(target, scratch)
 
-    def _save(self, interest: Interest, ref: BlockRef, page: int, used_at: float | None, everywhere: bool) -> bool:
+    def _save(self, interest: Interest, ref: BlockRef, page: int, put: Callable[..., bool]) -> bool:
         source = self._pool.leading(page, ref.num_tokens)
         scratch = self._scratch_like(source)
         if not interest.copy(scratch, source):
             return False
         ttl_s = self._ttl_s if ref.num_tokens == self._pool.block_tokens else self._partial_ttl_s
-        return self._store.save(ref, scratch.reshape(-1).data, ttl_s, used_at=used_at, everywhere=everywhere)
+        return put(ref, scratch.reshape(-1).data, ttl_s)
 
     def _scratch_like(self, array: Bytes) -> Bytes:
         """A contiguous array of the same shape over this thread's reused buffer."""

@@ -7,6 +7,8 @@ and then, ancestors first, so that a block never seems used later than its ances
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from kvstore.eviction import LEASE_S
 from kvstore.keys import BlockRef
@@ -29,19 +31,22 @@ class Saver:
         self._renewal: asyncio.Task[None] | None = None
         self._saves: dict[int, asyncio.Task[bool]] = {}
 
-    def save_block(self, sequence: Sequence, block: int) -> None:
-        """Block `block` of `sequence` is full: make it resident under its name and write it to the store."""
+    def save_block(self, sequence: Sequence, block: int, *, quickly: bool = False) -> None:
+        """Block `block` of `sequence` is full: make it resident under its name and write it to the store.
+
+        `quickly`: the job waits for it.
+        """
         end = (block + 1) * self._pool.block_tokens
         assert end <= sequence.num_computed, "a page that is shared is never written again"
         refs = self._refs(sequence, end)
         self._pool.name(sequence.pages[block], refs[-1])
-        self._start(refs, sequence.pages[block])
+        self._start(refs, sequence.pages[block], quickly)
 
-    def save_partial(self, sequence: Sequence) -> None:
+    def save_partial(self, sequence: Sequence, *, quickly: bool = False) -> None:
         """Writes the last block of what is computed, if it is a partial one."""
         refs = self._refs(sequence, sequence.num_computed)
         if refs and refs[-1].num_tokens < self._pool.block_tokens:
-            self._start(refs, sequence.pages[len(refs) - 1])
+            self._start(refs, sequence.pages[len(refs) - 1], quickly)
 
     def hold(self, sequence: Sequence, num_tokens: int) -> None:
         """The blocks of the first `num_tokens` are still needed; nothing is saved."""
@@ -60,18 +65,14 @@ class Saver:
     def _refs(self, sequence: Sequence, num_tokens: int) -> list[BlockRef]:
         return self._blocks.refs(self._tenant, self._salt, sequence.token_ids[:num_tokens])
 
-    def _start(self, refs: list[BlockRef], page: int) -> None:
+    def _start(self, refs: list[BlockRef], page: int, quickly: bool) -> None:
         """Saves the last of `refs`."""
         self._renew_if_due(refs[:-1])
         self._pool.pin(page)
-        save = asyncio.get_running_loop().create_task(self._save(refs[-1], page, self._used_at, self._renewal))
+        put = partial(self._blocks.save, refs[-1], page, self._used_at, quickly=quickly)
+        save = asyncio.get_running_loop().create_task(_after(self._renewal, put))
         save.add_done_callback(lambda _: self._pool.unpin(page))
         self._saves[len(refs) - 1] = save
-
-    async def _save(self, ref: BlockRef, page: int, used_at: float, renewal: "asyncio.Task[None] | None") -> bool:
-        if renewal is not None:
-            await asyncio.wait([renewal])
-        return await self._blocks.save(ref, page, used_at)
 
     def _renew_if_due(self, refs: list[BlockRef]) -> None:
         now = time.time()
@@ -85,3 +86,10 @@ class Saver:
         if saves:
             await asyncio.wait(saves)  # what is not there yet cannot be renewed
         await self._blocks.renew(refs, used_at)
+
+
+async def _after(renewal: "asyncio.Task[None] | None", put: Callable[[], Awaitable[bool]]) -> bool:
+    """A block is dated like its ancestors, so these first."""
+    if renewal is not None:
+        await asyncio.wait([renewal])
+    return await put()

@@ -7,6 +7,7 @@ from schemas.handoff import FirstToken, Handoff, handed_on, start_event
 from schemas.subjects import Stage
 from services import telemetry
 from services.engine.batch import Batch
+from services.engine.blocks import Restored
 from services.engine.engine import Outcome
 from services.engine.recheck import Difference
 from services.engine.sampler import Sampled, Sampler
@@ -84,7 +85,7 @@ class PrefillJob:
         num_known = min(restored.tokens, len(token_ids) - 1) if choices else restored.tokens
         saver = Saver(runtime.blocks, runtime.pool, handoff.tenant, handoff.salt, restored.used_at)
         computed: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        # Token 0 goes first: encoding the last pass's blocks would compete with it for the worker's core.
+        # Token 0 goes first: copying the last pass's blocks would compete with it for the worker's core.
         last_blocks: list[int] = []
         sequence = Sequence(
             token_ids=token_ids,
@@ -104,17 +105,24 @@ class PrefillJob:
                     outcome = await self._outcome(computed, saver)
                     self._timings["prefill_s"] = time.monotonic() - joined_s
                     num_fresh = self._publish_first(choices, outcome)
+                    await asyncio.sleep(0)  # it is on its way: what follows runs beside it
+                    self._store_rest(saver, sequence, restored, last_blocks)
                     await self._run.settled()
                     self._count_first(num_fresh)
+            else:
+                self._store_rest(saver, sequence, restored, last_blocks)
             with telemetry.span("prefill.store"):
-                resident_only = range(restored.num_stored, len(restored.pages))  # the store has lost them
-                for block in [*resident_only, *last_blocks]:
-                    saver.save_block(sequence, block)
-                if restored.tokens < len(token_ids):
-                    saver.save_partial(sequence)
                 return await saver.stored_blocks(restored.num_stored)
         finally:
             self._batch.leave(sequence)
+
+    def _store_rest(self, saver: Saver, sequence: Sequence, restored: Restored, last_blocks: list[int]) -> None:
+        """Begins to store what no pass has: the hand-off waits for it."""
+        resident_only = range(restored.num_stored, len(restored.pages))  # the store has lost them
+        for block in [*resident_only, *last_blocks]:
+            saver.save_block(sequence, block, quickly=True)
+        if restored.tokens < len(sequence.token_ids):
+            saver.save_partial(sequence, quickly=True)
 
     async def _outcome(self, computed: asyncio.Future[Outcome], saver: Saver) -> Outcome:
         """Raises `_HandedBack`, once the blocks that are full are stored."""

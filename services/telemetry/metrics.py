@@ -107,5 +107,5 @@ disagreements = Counter("disagreements", "{token}", "published tokens that anoth
 jobs = Counter("jobs", "{job}", "jobs ended, by code: ok or an error code")
 queue_depth = Gauge("queue_depth", "{job}", "jobs waiting, by stage and lane")
 pages_used = Gauge("pages_used", "{page}", "KV pages in use")
-tier_open = Gauge("tier_open", "1", "1 while a tier of the store is left alone, by way: read or write")
+tier_open = Gauge("tier_open", "{tier}", "1 while a tier of the store is left alone, by way: read or write")
 running = Gauge("running", "{sequence}", "sequences in the batch")

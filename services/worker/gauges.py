@@ -25,12 +25,9 @@ async def keep_fresh(bus: Bus, sources: Sequence[Source], runtime: Runtime, num_
         telemetry.queue_depth.watch(partial(depths.__getitem__, source), stage=source.stage, lane=source.lane)
     telemetry.running.watch(num_running)
     telemetry.pages_used.watch(lambda: runtime.pool.num_held)
-    for tier in runtime.store.tiers:
-        for way, attribute in (("read", "is_read"), ("write", "is_written")):
-            telemetry.tier_open.watch(partial(_is_open, tier, attribute), tier=tier.name, way=way)
-    grown = _Growth(runtime.store)
+    store = StoreGauges(runtime.store)
     while True:
-        grown.tell()
+        store.tell()
         with contextlib.suppress(BusUnavailable, Refused):
             for source in sources:
                 depths[source] = await num_waiting(bus, source)
@@ -41,12 +38,15 @@ def _is_open(tier: Tier, way: str) -> float:
     return 0.0 if getattr(tier, way, True) else 1.0
 
 
-class _Growth:
-    """Adds what the store's counters have grown by since the last time to the metrics."""
+class StoreGauges:
+    """Which tiers are left alone, and what the store's counters have grown by since `tell` was called last."""
 
     def __init__(self, store: KVStore) -> None:
         self._store = store
         self._before: dict[str, int] = {}
+        for tier in store.tiers:
+            for way, attribute in (("read", "is_read"), ("write", "is_written")):
+                telemetry.tier_open.watch(partial(_is_open, tier, attribute), tier=tier.name, way=way)
 
     def tell(self) -> None:
         now = self._store.snapshot()

@@ -41,6 +41,7 @@ class StubStore:
         *,
         used_at: float | None = None,
         everywhere: bool = True,
+        quickly: bool = False,
     ) -> bool:
         self.num_saves += 1
         self._pass()

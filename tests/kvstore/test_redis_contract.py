@@ -46,6 +46,16 @@ class RedisContract(TierContract):
         tier.write(name, parts(b"x" * 200), clock.life(-5))
         assert self.peek(tier, name) is None or self.client_.pttl(key_of(name)) <= 1
 
+    def test_many_are_touched_in_one_go(self, tier: Tier, clock: Clock) -> None:
+        assert isinstance(tier, RedisTier)
+        names = [BlobName("default", bytes([i]) * 32) for i in range(40)]
+        for name in names[::2]:
+            tier.write(name, parts(b"x"), clock.life(10))
+        lives = [clock.life(1000 + i) for i in range(40)]
+        assert tier.touch_many(names, lives) == [i % 2 == 0 for i in range(40)]
+        assert all(1_000_000 < self.client_.pttl(key_of(name)) + 2000 for name in names[::2])
+        assert tier.touch_many([], []) == []
+
     def test_large_blobs_pass_whole(self, tier: Tier, clock: Clock) -> None:
         blob = bytes(range(256)) * 20_000
         name = BlobName("default", bytes(32))

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from kvstore.codec import codec_named
@@ -129,3 +130,29 @@ def test_a_mixed_chain_is_found_whole() -> None:
         del two.blobs(two.near if number % 2 else two.far)[ref.name]
     assert two.store.lookup(REFS) == len(REFS)
     assert all(len(blob) > HEADER_BYTES for blob, _ in two.blobs(two.near).values())
+
+
+def test_a_block_that_somebody_waits_for_is_compressed_later(copier: ThreadPoolExecutor) -> None:
+    """In every tier; the codec is none of the path of the request."""
+    gate = threading.Event()
+    two = Two(copier)
+    copier.submit(gate.wait, 10)
+    assert two.store.save(REFS[0], payload_of(REFS[0]), TTL_S, everywhere=False, quickly=True)
+    assert two.store.save(REFS[1], payload_of(REFS[1]), TTL_S, everywhere=True, quickly=True)
+    plain_bytes = GEOMETRY.payload_bytes(REFS[0].num_tokens) + HEADER_BYTES
+    assert [len(blob) for blob, _ in two.blobs(two.near).values()] == [plain_bytes] * 2
+    gate.set()
+    two.settle()
+    for tier in (two.near, two.far):
+        assert all(len(blob) < plain_bytes for blob, _ in two.blobs(tier).values()) and len(two.blobs(tier)) == 2
+    for ref in REFS[:2]:
+        into = empty(ref)
+        assert two.store.load(ref, into) and into == payload_of(ref)
+
+
+def test_what_does_not_compress_is_written_once(copier: ThreadPoolExecutor) -> None:
+    two = Two(copier)
+    noise = memoryview(np.random.default_rng(1).bytes(GEOMETRY.payload_bytes(REFS[0].num_tokens)))
+    assert two.store.save(REFS[0], noise, TTL_S, everywhere=False, quickly=True)
+    two.settle()
+    assert two.near.calls.count("write") == 1 == two.far.calls.count("write")

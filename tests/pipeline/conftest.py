@@ -15,6 +15,7 @@ from services.engine.model import Model
 from services.engine.model_config import ModelConfig
 from services.models.files import ModelFiles
 from services.text.model import TextModel, load_text
+from tests.kvstore.valkey import Valkey
 from tests.models.default_model import default_model
 from tests.pipeline.local import LocalPipeline, run_pipeline, settings_for
 from tests.pipeline.tiny import tiny_files, tiny_models, tiny_pipeline_text
@@ -47,6 +48,14 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.start()
     yield server.url
     server.stop()
+
+
+@pytest.fixture
+def valkey(tmp_path: Path) -> Iterator[Valkey]:
+    """One that the test may freeze, fill and kill."""
+    server = Valkey(tmp_path / "valkey").start()
+    yield server
+    server.kill()
 
 
 @pytest.fixture

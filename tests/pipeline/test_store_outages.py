@@ -1,54 +1,22 @@
 """A store that is gone, frozen, slow, full or locked costs its budget once, and the tokens are those of a cold run."""
 
-import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from kvstore.guarded import GuardedTier
 from schemas.events import Done
 from services.engine import blocks as blocks_module
 from services.engine.blocks import FetchBudget
 from tests.bus.polling import until
 from tests.kvstore.conftest import read_only, small_disk  # noqa: F401 (fixtures)
-from tests.kvstore.delaying_proxy import DelayingProxy, delayed
 from tests.kvstore.valkey import Valkey
 from tests.pipeline.conftest import Pipelines
-from tests.pipeline.local import Answer, LocalPipeline, run_pipeline, settings_for
+from tests.pipeline.local import run_pipeline, settings_for
+from tests.pipeline.shared_valkey import BUDGET_S, JOB, TIMEOUT_S, Site, site
 from tests.pipeline.tiny import tiny_files, tiny_models, tiny_pipeline_text
 
-JOB = {"prompt_token_ids": list(range(3, 89)), "max_tokens": 20, "temperature": 0.0, "ignore_eos": True}
 PASSWORD = "right-password"
-BUDGET_S = 0.4
-TIMEOUT_S = 0.3
-
-_salts = itertools.count()
-
-
-class Site(NamedTuple):
-    pipeline: LocalPipeline
-    valkey: Valkey
-    proxy: DelayingProxy
-
-    @property
-    def tiers(self) -> list[GuardedTier]:
-        found = [worker.store.tiers[1] for worker in (self.pipeline.prefill, self.pipeline.decode)]
-        assert all(isinstance(tier, GuardedTier) for tier in found)
-        return found  # type: ignore[return-value]
-
-    async def ask(self) -> Answer:
-        """The same prompt under a salt that nobody has seen, so that its blocks are in no worker's pages either."""
-        answer = await self.pipeline.ask(**JOB, cache_salt=f"salt-{next(_salts)}")
-        assert isinstance(answer.end, Done)
-        return answer
-
-    def reasons(self) -> list[str]:
-        beats = [worker.process.beat() for worker in (self.pipeline.prefill_worker, self.pipeline.decode_worker)]
-        assert all((beat.state == "degraded") == bool(beat.reasons) for beat in beats)
-        return [reason for beat in beats for reason in beat.reasons]
 
 
 @pytest.fixture(autouse=True)
@@ -68,29 +36,6 @@ def spent(monkeypatch: pytest.MonkeyPatch) -> list[FetchBudget]:
 
     monkeypatch.setattr(blocks_module.Blocks, "fetch_budget", fetch_budget)
     return given
-
-
-@pytest.fixture
-def valkey(tmp_path: Path) -> Iterator[Valkey]:
-    server = Valkey(tmp_path / "valkey").start()
-    yield server
-    server.kill()
-
-
-@asynccontextmanager
-async def site(broker: str, valkey: Valkey, folder: Path, password: str = "") -> AsyncIterator[Site]:
-    """Prefill and decode see different disks: what joins them is Valkey alone."""
-    with delayed(valkey.port, 0.0) as proxy:
-        kv = {
-            "block_tokens": 16,
-            "redis_url": proxy.url.replace("//", f"//:{password}@") if password else proxy.url,
-            "redis_timeout_s": TIMEOUT_S,
-            "fetch_budget_s": BUDGET_S,
-        }
-        settings = tuple(settings_for(folder / name, kv=kv) for name in ("prefill", "decode"))
-        models = tiny_models()[:2]
-        async with run_pipeline(broker, tiny_files(), tiny_pipeline_text(), models, settings) as pipeline:  # type: ignore[arg-type]
-            yield Site(pipeline, valkey, proxy)
 
 
 def kill(site: Site) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from kvstore.store import KVStore
 from schemas.events import Done, Token
 from schemas.subjects import REPLIES_STREAM, Stage, stream_name
 from services.bus.history import read_all
 from services.bus.jetstream import call
 from services.worker.runtime import IO_THREADS
+from tests.bus.polling import until
 from tests.golden.goldens import GOLDENS
 from tests.kvstore.conftest import read_only, small_disk  # noqa: F401  (fixtures)
 from tests.pipeline.conftest import Pipelines
@@ -60,9 +62,14 @@ async def test_a_store_that_becomes_read_only_under_running_workers(
         assert answer.token_ids() == GOLDENS["65 tokens"].token_ids[:3]
         assert store.counters.writes == before and store.counters.write_errors > 0
         read_only(tmp_path / "kv", False)
+        await until(lambda: is_well(store))  # within the 10 s that it waits
         answer = await pipeline.ask(**GOLDENS["rain for the clerk"].job(max_tokens=3))
         assert answer.token_ids() == GOLDENS["rain for the clerk"].token_ids[:3]
         assert store.counters.writes > before
+
+
+async def is_well(store: KVStore) -> bool:
+    return not store.troubles
 
 
 async def test_a_job_is_handed_back_and_taken_over_without_a_store(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvstore.store import KVStore
 from schemas.beat import ProcessRole
 from schemas.events import Done, Event, Start, Usage
 from schemas.subjects import Lane, Stage
@@ -25,6 +26,7 @@ from services.worker.process import WorkerProcess
 from services.worker.room import Permit
 from services.worker.run import JobRun
 from tests.engine.stub_engine import StubEngine, make_pool
+from tests.kvstore.blocks import GEOMETRY, IDENTITY
 
 BUILD = "0123456789ab"
 MAX_SEQUENCES = 4
@@ -101,7 +103,9 @@ class Worker:
             text_id="text",
             pool=self.pool,
             context_pages=1,
-            store=SimpleNamespace(counters=SimpleNamespace(damaged=0)),
+            store=KVStore([], IDENTITY, GEOMETRY),
+            blocks=SimpleNamespace(),
+            place="here",
             pinned=SimpleNamespace(prefixes=[], refresh=lambda: False),
             on_store_thread=asyncio.to_thread,
         )
