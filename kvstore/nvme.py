@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Self
 
 from kvstore.counters import TierCounters
 from kvstore.filetimes import expires_ns, times_of
@@ -146,6 +147,12 @@ class NvmeTier:
                 if entry.name.split(".")[1:2] == [tenant]:
                     erased += self._remove(entry.path)
         return erased
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self._retention.close()

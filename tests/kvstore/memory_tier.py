@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kvstore.counters import TierCounters
 from kvstore.tier import BlobName, Life
+from schemas.subjects import check_slug
 
 
 class MemoryTier:
@@ -48,6 +49,7 @@ class MemoryTier:
             self.counters.add(quarantined=1)
 
     def erase(self, tenant: str) -> int:
+        check_slug(tenant, "tenant")
         theirs = [name for name in self.blobs if name.tenant == tenant]
         return sum(len(self.blobs.pop(name)[0]) for name in theirs)
 

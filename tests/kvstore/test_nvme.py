@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from kvstore.codec import PLAIN
+from kvstore.eviction import LEASE_S
 from kvstore.filetimes import expires_ns, is_reused
 from kvstore.nvme import MAX_QUARANTINED, NvmeTier
 from kvstore.store import KVStore
 from kvstore.tier import BlobName
+from kvstore.tombstones import Reason
 from tests.kvstore.blocks import GEOMETRY, IDENTITY, TTL_S, chain, empty, payload_of
 from tests.kvstore.tier_contract import Clock, parts, read
 
@@ -102,6 +104,37 @@ def test_quarantine_is_bounded_and_keeps_the_newest(root: Path, tier: NvmeTier) 
     kept = sorted((root / "quarantine").iterdir())
     assert [path.read_bytes()[0] for path in kept] == list(range(5, MAX_QUARANTINED + 5))
     assert blocks_in(root) == []
+
+
+def test_a_tombstone_says_why_a_block_is_gone(root: Path) -> None:
+    clock = Clock()
+    tier = NvmeTier(root, 10**6, clock)
+    names = [BlobName("default", bytes([i]) * 32) for i in range(5)]
+    for number, name in enumerate(names):
+        tier.write(name, parts(b"x" * 200_000), clock.life(10**6 if number else 10))
+        clock.now += LEASE_S
+    assert read(tier, names[0]) is None
+    tier.quarantine(names[1])
+    for number in (5, 6):  # room for one is in quarantine
+        tier.write(BlobName("other", bytes([number]) * 32), parts(b"x" * 200_000), clock.life())
+    tier.erase("default")
+    stones = [tier.tombstones.reason_of(name) for name in names]
+    expected = [Reason.EXPIRED, Reason.DAMAGED, Reason.ERASED, Reason.ERASED, Reason.ERASED]
+    assert [stone and stone.reason for stone in stones] == expected
+    for number in (7, 8, 9, 10):
+        tier.write(BlobName("other", bytes([number]) * 32), parts(b"x" * 200_000), clock.life())
+        clock.now += LEASE_S
+    evicted = tier.tombstones.reason_of(BlobName("other", bytes([5]) * 32))
+    assert evicted is not None and evicted.reason is Reason.EVICTED
+    tier.close()
+
+
+def test_a_block_that_comes_back_counts_as_reused(root: Path, tier: NvmeTier) -> None:
+    tier.write(NAME, parts(b"x" * 200), Clock().life())
+    assert not is_reused(blocks_in(root)[0].stat())
+    tier.erase("default")
+    tier.write(NAME, parts(b"x" * 200), Clock().life())
+    assert is_reused(blocks_in(root)[0].stat())
 
 
 def test_depth_orders_a_chain_for_eviction(root: Path, tier: NvmeTier) -> None:
