@@ -42,7 +42,6 @@ class Janitor:
         self.usage = Usage(root)
         self.tombstones = Tombstones(root, max(256, max_bytes // 4096), clock)
         self._root = root
-        self._max_bytes = max_bytes
         self._counters = counters
         self._publish = publish
         self._clock = clock
@@ -99,7 +98,7 @@ class Janitor:
         stock = StockTaker(self._root, self._remove_expired, lambda: not self._stopping, pace).take(now_ns)
         if stock is None:
             return
-        self._publish(stock.victims(now_ns, self._max_bytes, max(_MIN_VICTIMS, len(stock) // _VICTIM_SHARE)))
+        self._publish(stock.victims(now_ns, max(_MIN_VICTIMS, len(stock) // _VICTIM_SHARE)))
         # Last, because whoever waits for a count takes the victims then.
         self.usage.correct(before, stock.num_bytes, time.time_ns(), int(pace * (time.monotonic_ns() - started_ns)))
         with suppress(OSError):

@@ -10,7 +10,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 FILE = "usage"
@@ -50,11 +50,11 @@ class Usage:
         with self._changing(write=False) as count:
             return count
 
-    def reserve(self, num_bytes: int) -> int:
-        """Counts a write that is about to begin, and returns the new total."""
+    def reserve(self, num_bytes: int) -> Count:
+        """Counts a write that is about to begin, and returns the new count."""
         with self._changing() as count:
             count.pending_bytes += num_bytes
-            return count.total_bytes
+            return count
 
     def settle(self, num_bytes: int, written_bytes: int, replaced_bytes: int = 0) -> None:
         """The write is over."""
@@ -94,7 +94,7 @@ class Usage:
                 count = self._parse(os.pread(self._fd, _FORMAT.size, 0))
                 yield count
                 if write:
-                    os.pwrite(self._fd, _FORMAT.pack(_MAGIC, _VERSION, *astuple(count)), 0)
+                    os.pwrite(self._fd, _FORMAT.pack(_MAGIC, _VERSION, *vars(count).values()), 0)
             finally:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
 

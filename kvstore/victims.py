@@ -11,7 +11,7 @@ from schemas.errors import InvalidRequest
 from schemas.subjects import check_slug
 
 FILE = "victims"
-_RECORD = struct.Struct("<32s64sqq")
+_RECORD = struct.Struct("<32s64sq")
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -27,7 +27,7 @@ class Victims:
     def publish(self, victims: list[Victim]) -> None:
         """Replaces the list; one process at a time. On a full disk it is known to this process only."""
         self.close()
-        self._records = b"".join(_RECORD.pack(v.name.key, v.name.tenant.encode(), v.size, v.used_ns) for v in victims)
+        self._records = b"".join(_RECORD.pack(v.name.key, v.name.tenant.encode(), v.used_ns) for v in victims)
         beside = f"{self._path}.new"
         try:
             with open(beside, "wb") as file:
@@ -47,8 +47,8 @@ class Victims:
             record = self._records[self._next : self._next + _RECORD.size]
             self._next += _RECORD.size
             with suppress(struct.error, UnicodeDecodeError, InvalidRequest):
-                key, tenant, size, used_ns = _RECORD.unpack(record)
-                return Victim(BlobName(check_slug(tenant.rstrip(b"\0").decode(), "tenant"), key), size, used_ns)
+                key, tenant, used_ns = _RECORD.unpack(record)
+                return Victim(BlobName(check_slug(tenant.rstrip(b"\0").decode(), "tenant"), key), used_ns)
         return None
 
     def close(self) -> None:

@@ -15,11 +15,11 @@ from services.bench.dedupe import refs_of
 
 Row = dict[str, str | int | float]
 
-SIZES = (10_000, 100_000, 1_000_000)
 NUM_BLOCKS = 128
 ROUNDS = 200
 MAX_RATIO = 2.0
 TENANT = "default"
+_NAMES_EACH = 10_000  # file systems allow an inode so many: ext4 65,000
 _STEP = 0x9E3779B97F4A7C15F39CC0605CEDC8341082276BF3A27251F86C6A11D0C18E95
 
 
@@ -45,15 +45,20 @@ def run(sizes: Iterable[int]) -> Iterator[Row]:
 
 
 def fill(root: Path, first: int, num_blocks: int) -> None:
-    """Puts that many empty block files in a store that nobody has open."""
-    seconds = time.time() + 1e6
+    """Puts that many empty block files in a store that nobody has open. They share inodes: names are what counts."""
     for number in range(256):
         os.makedirs(root / BLOCKS / TENANT / f"{number:02x}", 0o700, exist_ok=True)
+    expires_s = time.time() + 1e6
+    source = ""
     for number in range(first, first + num_blocks):
         key = _key(number)
         path = f"{root}/{BLOCKS}/{TENANT}/{key[:2]}/{key}.kvb"
-        os.mknod(path, 0o600)
-        os.utime(path, (seconds, seconds))
+        if (number - first) % _NAMES_EACH:
+            os.link(source, path)
+        else:
+            source = path
+            os.mknod(path, 0o600)
+            os.utime(path, (expires_s, expires_s))
 
 
 def _key(number: int) -> str:

@@ -31,7 +31,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def _eviction(asked: Asked) -> Iterator[Row]:
-    return eviction.run(asked.requests(), asked.eviction_sizes)
+    return eviction.run(asked.requests(), asked.eviction_sizes, has_limits=asked.trace is not None)
 
 
 def _dedupe(asked: Asked) -> Iterator[Row]:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.codec import PLAIN
-from kvstore.eviction import LEASE_S, PROTECTED_SHARE, eviction_order
+from kvstore.eviction import LEASE_S, SLOWER, eviction_order
 from kvstore.geometry import Geometry
 from kvstore.keys import BlockRef
 from kvstore.nvme import NvmeTier
@@ -23,41 +23,34 @@ NOW_NS = 10**18
 S = 10**9
 
 
-def order(blocks: list[tuple[float, bool]], max_bytes: int, size: int = 1) -> list[int]:
+def order(blocks: list[tuple[float, bool]]) -> list[int]:
     """`blocks`: seconds since the last use, and whether reused."""
     used_ns = np.array([NOW_NS - int(age_s * S) for age_s, _ in blocks], np.int64)
-    reused = np.array([again for _, again in blocks], np.bool_)
-    return eviction_order(used_ns, np.full(len(blocks), size, np.int64), reused, NOW_NS, max_bytes).tolist()
+    return eviction_order(used_ns, np.array([again for _, again in blocks], np.bool_), NOW_NS).tolist()
 
 
-def test_blocks_of_one_job_go_before_reused_ones_the_oldest_first() -> None:
-    assert order([(100, False), (200, True), (300, False), (400, True)], max_bytes=100) == [2, 0, 3, 1]
+def test_the_oldest_goes_first_and_a_reused_block_ages_more_slowly() -> None:
+    assert SLOWER == 5
+    assert order([(100, False), (200, True), (300, False), (400, True), (1600, True)]) == [4, 2, 0, 3, 1]
 
 
 def test_leased_blocks_go_only_when_all_are_leased() -> None:
-    assert order([(LEASE_S - 1, False), (900, True), (LEASE_S + 1, False)], max_bytes=100) == [2, 1]
-    assert order([(LEASE_S - 1, False), (1, False), (LEASE_S - 2, True)], max_bytes=100) == [0, 2, 1]
-
-
-def test_only_the_reused_blocks_used_last_are_protected() -> None:
-    """Of ten, seven: the rest take their turn with the others."""
-    assert PROTECTED_SHARE == 0.7
-    blocks = [(100.0 + number, True) for number in range(9)] + [(107.5, False)]
-    assert order(blocks, max_bytes=10) == [8, 9, 7, 6, 5, 4, 3, 2, 1, 0]
+    assert order([(LEASE_S - 1, False), (900, True), (LEASE_S + 1, False)]) == [1, 2]
+    assert order([(LEASE_S - 1, False), (1, False), (LEASE_S - 2, True)]) == [0, 2, 1]
 
 
 ages = st.tuples(st.floats(0, 100), st.booleans(), st.floats(0, 50), st.booleans())
 
 
-@given(st.lists(ages, min_size=1, max_size=30), st.integers(1, 40))
+@given(st.lists(ages, min_size=1, max_size=30))
 def test_a_block_used_no_later_and_reused_no_more_than_another_goes_first(
-    pairs: list[tuple[float, bool, float, bool]], max_bytes: int
+    pairs: list[tuple[float, bool, float, bool]],
 ) -> None:
     """Descendant and ancestor: the ancestor is at least as recently used, and reused if the descendant is."""
     blocks = []
     for age_s, reused, older_s, never in pairs:
         blocks += [(age_s + older_s + 0.001, reused and not never), (age_s, reused)]
-    places = {index: place for place, index in enumerate(order(blocks, max_bytes))}
+    places = {index: place for place, index in enumerate(order(blocks))}
     never = len(blocks)
     assert all(places.get(2 * i, never) <= places.get(2 * i + 1, never) for i in range(len(pairs)))
 
@@ -74,8 +67,7 @@ def test_the_simulator_evicts_what_we_evict(jobs: list[tuple[int, int, int]], nu
         # Blocks of one job are told apart by their depth: the later one went in first.
         used_ns = np.array([int(used_s * S) + place for place, (_, used_s) in enumerate(blocks)], np.int64)
         reused = np.array([block in ours.reused for block, _ in blocks], np.bool_)
-        sizes = np.ones(len(blocks), np.int64)
-        expected = blocks[eviction_order(used_ns, sizes, reused, int(at_s * S), num_blocks)[0]][0]
+        expected = blocks[eviction_order(used_ns, reused, int(at_s * S))[0]][0]
         victim = evict(at_s)
         assert victim == expected
         return victim

@@ -195,7 +195,7 @@ def test_a_list_of_victims_may_name_nothing_outside_the_folder(tmp_path: Path) -
     root = tmp_path / "x" / "kv"
     with NvmeTier(root, 2 * BLOCK_BYTES) as tier:
         tier.write(name(1), parts(bytes(BLOCK_BYTES)), Clock().life())
-        path = Victim(BlobName("../../blocks", bytes(32)), 8, outside.stat().st_atime_ns)
+        path = Victim(BlobName("../../blocks", bytes(32)), outside.stat().st_atime_ns)
         tier._retention._publish([path])
         for number in range(2, 6):
             tier.write(name(number), parts(bytes(BLOCK_BYTES)), Clock().life())
