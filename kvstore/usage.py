@@ -4,7 +4,6 @@ Every change is made under a lock on the file, so the counter is exact while nob
 the processes; the janitor corrects it by counting, which takes a while, so it never waits for one to begin.
 """
 
-import fcntl
 import os
 import struct
 import threading
@@ -12,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from kvstore.filelock import lock, unlock
 
 FILE = "usage"
 _FORMAT = struct.Struct("<4sI6q")
@@ -89,14 +90,14 @@ class Usage:
     def _changing(self, write: bool = True) -> Iterator[Count]:
         with self._lock:
             self._open()
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            lock(self._fd)
             try:
                 count = self._parse(os.pread(self._fd, _FORMAT.size, 0))
                 yield count
                 if write:
                     os.pwrite(self._fd, _FORMAT.pack(_MAGIC, _VERSION, *vars(count).values()), 0)
             finally:
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
+                unlock(self._fd)
 
     def _parse(self, data: bytes) -> Count:
         with suppress(struct.error):

@@ -5,6 +5,7 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
+from kvstore.filelock import is_same_file
 from kvstore.stock import Victim
 from kvstore.tier import BlobName
 from schemas.errors import InvalidRequest
@@ -57,11 +58,10 @@ class Victims:
         self._fd, self._records, self._next = -1, b"", 0
 
     def _is_newest(self) -> bool:
-        try:
-            there = os.stat(self._path)
-        except OSError:
+        """Or the only one: the disk may have been too full for a file."""
+        if not self._path.exists():
             return True
-        return self._fd >= 0 and os.path.samestat(there, os.fstat(self._fd))
+        return self._fd >= 0 and is_same_file(self._path, self._fd)
 
     def _load(self) -> None:
         self.close()

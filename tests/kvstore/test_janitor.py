@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import retention
+from kvstore import filelock, retention
 from kvstore.counters import TierCounters
 from kvstore.janitor import Janitor
 from kvstore.nvme import NvmeTier
@@ -21,7 +21,7 @@ from kvstore.tier import BlobName
 from kvstore.tombstones import Reason
 from kvstore.usage import FILE, Usage
 from schemas.errors import KvUnavailable
-from tests.kvstore.tier_contract import Clock, parts
+from tests.kvstore.tier_contract import Clock, parts, read
 
 BLOCK_BYTES = 4000
 CAP_BYTES = 50 * BLOCK_BYTES
@@ -143,6 +143,20 @@ def test_a_counter_that_was_kept_need_not_be_made_again(tmp_path: Path, monkeypa
             tier.write(name(3), parts(bytes(BLOCK_BYTES)), Clock().life())
         counting.set()
     usage.close()
+
+
+def test_a_process_frozen_while_it_counts_costs_the_others_their_writes_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filelock.lock, "__defaults__", (0.05,))
+    with NvmeTier(tmp_path, CAP_BYTES) as tier:
+        tier.write(name(1), parts(bytes(BLOCK_BYTES)), Clock().life())
+        with open(tmp_path / FILE, "rb") as frozen:
+            assert filelock.try_lock(frozen.fileno())
+            with pytest.raises(KvUnavailable, match="another process holds the lock"):
+                tier.write(name(2), parts(bytes(BLOCK_BYTES)), Clock().life())
+            assert tier.present([name(1)]) == 1 and read(tier, name(1)) == bytes(BLOCK_BYTES)
+        tier.write(name(2), parts(bytes(BLOCK_BYTES)), Clock().life())
 
 
 @pytest.mark.parametrize("junk", [b"", b"KVRU", b"\xff" * 100])

@@ -14,6 +14,7 @@ from kvstore.nvme import MAX_QUARANTINED, NvmeTier
 from kvstore.store import KVStore
 from kvstore.tier import BlobName
 from kvstore.tombstones import Reason
+from kvstore.usage import Usage
 from tests.kvstore.blocks import GEOMETRY, IDENTITY, TTL_S, chain, empty, payload_of
 from tests.kvstore.tier_contract import Clock, parts, read
 
@@ -127,6 +128,21 @@ def test_a_tombstone_says_why_a_block_is_gone(root: Path) -> None:
     evicted = tier.tombstones.reason_of(BlobName("other", bytes([5]) * 32))
     assert evicted is not None and evicted.reason is Reason.EVICTED
     tier.close()
+
+
+def test_erasing_a_tenant_takes_what_is_in_quarantine(root: Path, tier: NvmeTier) -> None:
+    for tenant in ("acme", "acme-2"):
+        for number in range(2):
+            name = BlobName(tenant, bytes([number]) * 32)
+            tier.write(name, parts(b"x" * 200), Clock().life())
+            if number:
+                tier.quarantine(name)
+    assert tier.erase("acme") == 400
+    left = sorted(path.name.split(".")[1] for path in (root / "quarantine").iterdir())
+    assert (left, len(blocks_in(root))) == (["acme-2"], 1)
+    usage = Usage(root)
+    assert usage.read().total_bytes == 400
+    usage.close()
 
 
 def test_a_block_that_comes_back_counts_as_reused(root: Path, tier: NvmeTier) -> None:
