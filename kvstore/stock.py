@@ -1,4 +1,4 @@
-"""What block files a folder holds: one pass over all of it, some 5 us a file, 41 bytes of memory for each."""
+"""What block files a folder holds: one pass over all of it, some 8 us and 100 bytes of memory a file."""
 
 import os
 import re
