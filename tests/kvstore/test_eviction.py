@@ -42,6 +42,7 @@ def test_leased_blocks_go_only_when_all_are_leased() -> None:
 ages = st.tuples(st.floats(0, 100), st.booleans(), st.floats(0, 50), st.booleans())
 
 
+@settings(deadline=None)
 @given(st.lists(ages, min_size=1, max_size=30))
 def test_a_block_used_no_later_and_reused_no_more_than_another_goes_first(
     pairs: list[tuple[float, bool, float, bool]],

@@ -15,6 +15,7 @@ from kvstore.store import KVStore
 from kvstore.tier import BlobName
 from kvstore.tombstones import Reason
 from kvstore.usage import Usage
+from schemas.errors import KvUnavailable
 from tests.kvstore.blocks import GEOMETRY, IDENTITY, TTL_S, chain, empty, payload_of
 from tests.kvstore.tier_contract import Clock, parts, read
 
@@ -143,6 +144,28 @@ def test_erasing_a_tenant_takes_what_is_in_quarantine(root: Path, tier: NvmeTier
     usage = Usage(root)
     assert usage.read().total_bytes == 400
     usage.close()
+
+
+def test_what_cannot_be_listed_or_removed_is_not_erased(
+    root: Path, tier: NvmeTier, read_only: Callable[[Path, bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier.write(NAME, parts(b"x" * 200), Clock().life())
+    read_only(root, True)
+    with pytest.raises(KvUnavailable, match="erase the blocks of default"):
+        tier.erase("default")
+    read_only(root, False)
+    real = os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path).endswith("/00"):
+            raise PermissionError(errno.EACCES, "not yours", path)
+        return real(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", refuse)
+        with pytest.raises(KvUnavailable, match="not yours"):
+            tier.erase("default")
+    assert tier.erase("default") == 200
 
 
 def test_a_block_that_comes_back_counts_as_reused(root: Path, tier: NvmeTier) -> None:
