@@ -4,7 +4,6 @@ At most one process a host does it at a time, whoever holds the lock; every proc
 due, so when the one that did it dies the next takes over. (Over a network file system: one for all hosts.)
 """
 
-import fcntl
 import os
 import threading
 import time
@@ -13,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvstore.counters import TierCounters
+from kvstore.filelock import lock
 from kvstore.staging import Staging
 from kvstore.stock import StockTaker, Victim
 from kvstore.tier import BlobName
@@ -42,7 +42,6 @@ class Janitor:
         self.usage = Usage(root)
         self.tombstones = Tombstones(root, max(256, max_bytes // 4096), clock)
         self._root = root
-        self._max_bytes = max_bytes
         self._counters = counters
         self._publish = publish
         self._clock = clock
@@ -99,7 +98,7 @@ class Janitor:
         stock = StockTaker(self._root, self._remove_expired, lambda: not self._stopping, pace).take(now_ns)
         if stock is None:
             return
-        self._publish(stock.victims(now_ns, self._max_bytes, max(_MIN_VICTIMS, len(stock) // _VICTIM_SHARE)))
+        self._publish(stock.victims(now_ns, max(_MIN_VICTIMS, len(stock) // _VICTIM_SHARE)))
         # Last, because whoever waits for a count takes the victims then.
         self.usage.correct(before, stock.num_bytes, time.time_ns(), int(pace * (time.monotonic_ns() - started_ns)))
         with suppress(OSError):
@@ -113,19 +112,13 @@ class Janitor:
 
     @contextmanager
     def _locked(self, wait_s: float) -> Iterator[bool]:
-        deadline_s = time.monotonic() + wait_s
-        lock = os.open(self._root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = os.open(self._root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            while not (locked := _try_lock(lock)) and time.monotonic() < deadline_s:
-                time.sleep(0.01)
-            yield locked
+            try:
+                lock(fd, wait_s)
+            except TimeoutError:
+                yield False
+            else:
+                yield True
         finally:
-            os.close(lock)
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+            os.close(fd)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Self
 
 from kvstore import quarantine
 from kvstore.counters import TierCounters
@@ -19,7 +20,7 @@ from kvstore.filetimes import expires_ns, times_of
 from kvstore.patience import Patience
 from kvstore.retention import ByteCap
 from kvstore.staging import Staging
-from kvstore.stock import BLOCKS, QUARANTINE, files_in, folders_in, key_in
+from kvstore.stock import BLOCKS, QUARANTINE, key_in
 from kvstore.tier import BlobName, Life, check_tenant
 from kvstore.tombstones import Reason
 from schemas.errors import KvRefused, KvUnavailable
@@ -129,14 +130,13 @@ class NvmeTier:
         check_tenant(tenant)
         erased = 0
         with _translated(f"erase the blocks of {tenant} in", self._root):
-            for folder in folders_in(self._root / BLOCKS / tenant):
-                for entry, _ in files_in(folder):
-                    erased += self._remove(entry.path)
-                    if (key := key_in(entry.name)) is not None:
-                        self.tombstones.record(BlobName(tenant, key), Reason.ERASED)
-            for entry, _ in files_in(self._root / QUARANTINE):
-                if entry.name.split(".")[1:2] == [tenant]:
-                    erased += self._remove(entry.path)
+            for path in _files_under(self._root / BLOCKS / tenant):
+                erased += self._remove(path)
+                if (key := key_in(os.path.basename(path))) is not None:
+                    self.tombstones.record(BlobName(tenant, key), Reason.ERASED)
+            for path in _files_under(self._root / QUARANTINE):
+                if os.path.basename(path).split(".")[1:2] == [tenant]:
+                    erased += self._remove(path)
         return erased
 
     def probe(self) -> None:
@@ -150,6 +150,12 @@ class NvmeTier:
             finally:
                 os.close(fd)
                 os.unlink(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self._retention.close()
@@ -230,6 +236,17 @@ def _size(path: str) -> int:
         return os.stat(path, follow_symlinks=False).st_size
     except FileNotFoundError:
         return 0
+
+
+def _files_under(folder: Path) -> Iterator[str]:
+    """All of them, or an `OSError`: what cannot be listed must not be taken for erased."""
+
+    def fail(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    for path, _, names in os.walk(folder, onerror=fail):
+        yield from (os.path.join(path, name) for name in names)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from kvstore.janitor import LOCK_WAIT_S, Janitor
 from kvstore.stock import QUARANTINE, Victim, files_in
 from kvstore.tier import BlobName
 from kvstore.tombstones import Reason
+from kvstore.usage import Count
 from kvstore.victims import Victims
 from schemas.errors import KvRefused, KvUnavailable
 
@@ -55,10 +56,11 @@ class ByteCap:
         to be had."""
         if num_bytes > self._max_bytes:
             raise KvRefused(f"a block of {num_bytes} bytes is larger than the cap of {self._root}")
-        self._wait_for_count()
-        total = self._usage.reserve(num_bytes)
+        count = self._usage.reserve(num_bytes)
         try:
-            if total > self._max_bytes and not self._evict_to(self._max_bytes):
+            if not count.counted_ns:
+                count = self._counted()
+            if count.total_bytes > self._max_bytes and not self._evict_to(self._max_bytes):
                 raise KvRefused(f"{self._root} is at its cap and nothing can be evicted for {num_bytes} bytes")
         except BaseException:
             self._usage.settle(num_bytes, 0)
@@ -83,16 +85,15 @@ class ByteCap:
         with self._choosing:
             self._victims.close()
 
-    def _wait_for_count(self) -> None:
-        """Nobody waits for a count once there has been one: the counter outlives the processes."""
-        if self._usage.read().counted_ns:
-            return
+    def _counted(self) -> Count:
+        """Only where nothing is known: the counter outlives the processes."""
         deadline_s = time.monotonic() + _FIRST_COUNT_S
-        while not self._usage.read().counted_ns:
+        while not (count := self._usage.read()).counted_ns:
             if time.monotonic() > deadline_s:
                 raise KvUnavailable(f"what {self._root} holds is still being counted")
             self.janitor.hurry()
             time.sleep(_POLL_S)
+        return count
 
     def _publish(self, victims: list[Victim]) -> None:
         with self._choosing:

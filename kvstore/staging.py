@@ -4,13 +4,14 @@ A writer's files carry its random id; it holds a lock on `<id>.lock` for as long
 containers that share a volume do not share them, and they are used again.
 """
 
-import fcntl
 import itertools
 import os
 import secrets
 import threading
 from contextlib import suppress
 from pathlib import Path
+
+from kvstore.filelock import is_same_file, try_lock
 
 _LOCK = ".lock"
 _PART = ".part"
@@ -40,7 +41,7 @@ class Staging:
                 name = secrets.token_hex(8)
                 lock = os.open(self._folder / (name + _LOCK), os.O_CREAT | os.O_RDWR, 0o600)
                 # Between the two calls another process may have taken the file for a dead writer's and removed it.
-                if _try_lock(lock) and _still_there(self._folder / (name + _LOCK), lock):
+                if try_lock(lock) and is_same_file(self._folder / (name + _LOCK), lock):
                     self._id, self._lock = name, lock
                 else:
                     os.close(lock)
@@ -92,21 +93,6 @@ class Staging:
         except OSError:
             return True  # another user's: not ours to judge
         try:
-            return not _try_lock(lock)
+            return not try_lock(lock)
         finally:
             os.close(lock)
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _still_there(path: Path, fd: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(fd))
-    except FileNotFoundError:
-        return False

@@ -1,4 +1,4 @@
-"""What block files a folder holds: one pass over all of it, some 5 us a file, 53 bytes of memory for each."""
+"""What block files a folder holds: one pass over all of it, some 8 us and 100 bytes of memory a file."""
 
 import os
 import re
@@ -25,7 +25,6 @@ class Victim(NamedTuple):
     """A block file as it was when the folder was counted."""
 
     name: BlobName
-    size: int
     used_ns: int
 
 
@@ -35,7 +34,6 @@ class Stock:
     def __init__(self) -> None:
         self.num_bytes = 0
         self._used_ns = array("q")
-        self._sizes = array("q")
         self._reused = bytearray()
         self._keys = bytearray()
         self._tenants: list[str] = []
@@ -50,20 +48,17 @@ class Stock:
 
     def add(self, key: bytes, status: os.stat_result) -> None:
         self._used_ns.append(status.st_atime_ns)
-        self._sizes.append(status.st_size)
         self._reused.append(is_reused(status))
         self._keys += key
 
-    def victims(self, now_ns: int, max_bytes: int, max_victims: int) -> list[Victim]:
+    def victims(self, now_ns: int, max_victims: int) -> list[Victim]:
         """The next to go, in order."""
-        used_ns, sizes = np.array(self._used_ns, np.int64), np.array(self._sizes, np.int64)
-        reused = np.frombuffer(bytes(self._reused), np.bool_)
-        order = eviction_order(used_ns, sizes, reused, now_ns, max_bytes)[:max_victims]
+        used_ns, reused = np.array(self._used_ns, np.int64), np.frombuffer(bytes(self._reused), np.bool_)
+        order = eviction_order(used_ns, reused, now_ns)[:max_victims]
         tenants = np.searchsorted(np.array(self._first, np.int64), order, side="right") - 1
         return [
             Victim(
                 BlobName(self._tenants[tenant], bytes(self._keys[_KEY_BYTES * i : _KEY_BYTES * (i + 1)])),
-                self._sizes[i],
                 self._used_ns[i],
             )
             for tenant, i in zip(tenants.tolist(), order.tolist(), strict=True)

@@ -71,7 +71,8 @@ class Tier(Protocol):
     def erase(self, tenant: str) -> int:
         """Removes every blob of a tenant that was stored before the call, those in quarantine too. Returns their bytes.
 
-        Raises `KvUnavailable` when one of them could not be removed: some may be gone by then.
+        What is being written meanwhile may be stored after it. Raises `InvalidRequest` for what is no slug, and
+        `KvUnavailable` when a blob could not be removed: others may be gone by then.
         """
 
     def close(self) -> None:

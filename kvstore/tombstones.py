@@ -5,7 +5,6 @@ that is full or a file that somebody cut must raise an error, not a signal. Ever
 file nobody knows why, and blocks come and go all the same.
 """
 
-import fcntl
 import os
 import struct
 import threading
@@ -18,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvstore.filelock import lock, unlock
 from kvstore.tier import BlobName
 
 FILE = "tombstones"
@@ -109,7 +109,7 @@ class Tombstones:
     def _locked(self) -> Iterator[int]:
         """Holds the file's lock; gives the number of records ever written. Makes a file that is no ring anew."""
         self._opened()
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        lock(self._fd)
         try:
             num_written = self._read_header()
             if num_written is None:
@@ -118,7 +118,7 @@ class Tombstones:
                 self._write_header(num_written := 0)
             yield num_written
         finally:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            unlock(self._fd)
 
     def _opened(self) -> int:
         """The number of records ever written. A file that somebody removed is opened anew."""

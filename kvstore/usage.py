@@ -4,14 +4,15 @@ Every change is made under a lock on the file, so the counter is exact while nob
 the processes; the janitor corrects it by counting, which takes a while, so it never waits for one to begin.
 """
 
-import fcntl
 import os
 import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+from kvstore.filelock import lock, unlock
 
 FILE = "usage"
 _FORMAT = struct.Struct("<4sI6q")
@@ -50,11 +51,11 @@ class Usage:
         with self._changing(write=False) as count:
             return count
 
-    def reserve(self, num_bytes: int) -> int:
-        """Counts a write that is about to begin, and returns the new total."""
+    def reserve(self, num_bytes: int) -> Count:
+        """Counts a write that is about to begin, and returns the new count."""
         with self._changing() as count:
             count.pending_bytes += num_bytes
-            return count.total_bytes
+            return count
 
     def settle(self, num_bytes: int, written_bytes: int, replaced_bytes: int = 0) -> None:
         """The write is over."""
@@ -89,14 +90,14 @@ class Usage:
     def _changing(self, write: bool = True) -> Iterator[Count]:
         with self._lock:
             self._open()
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            lock(self._fd)
             try:
                 count = self._parse(os.pread(self._fd, _FORMAT.size, 0))
                 yield count
                 if write:
-                    os.pwrite(self._fd, _FORMAT.pack(_MAGIC, _VERSION, *astuple(count)), 0)
+                    os.pwrite(self._fd, _FORMAT.pack(_MAGIC, _VERSION, *vars(count).values()), 0)
             finally:
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
+                unlock(self._fd)
 
     def _parse(self, data: bytes) -> Count:
         with suppress(struct.error):

@@ -5,12 +5,13 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
+from kvstore.filelock import is_same_file
 from kvstore.stock import Victim
 from kvstore.tier import BlobName, check_tenant
 from schemas.errors import InvalidRequest
 
 FILE = "victims"
-_RECORD = struct.Struct("<32s64sqq")
+_RECORD = struct.Struct("<32s64sq")
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -26,7 +27,7 @@ class Victims:
     def publish(self, victims: list[Victim]) -> None:
         """Replaces the list; one process at a time. On a full disk it is known to this process only."""
         self.close()
-        self._records = b"".join(_RECORD.pack(v.name.key, v.name.tenant.encode(), v.size, v.used_ns) for v in victims)
+        self._records = b"".join(_RECORD.pack(v.name.key, v.name.tenant.encode(), v.used_ns) for v in victims)
         beside = f"{self._path}.new"
         try:
             with open(beside, "wb") as file:
@@ -46,8 +47,8 @@ class Victims:
             record = self._records[self._next : self._next + _RECORD.size]
             self._next += _RECORD.size
             with suppress(struct.error, UnicodeDecodeError, InvalidRequest):
-                key, tenant, size, used_ns = _RECORD.unpack(record)
-                return Victim(BlobName(check_tenant(tenant.rstrip(b"\0").decode()), key), size, used_ns)
+                key, tenant, used_ns = _RECORD.unpack(record)
+                return Victim(BlobName(check_tenant(tenant.rstrip(b"\0").decode()), key), used_ns)
         return None
 
     def close(self) -> None:
@@ -56,11 +57,10 @@ class Victims:
         self._fd, self._records, self._next = -1, b"", 0
 
     def _is_newest(self) -> bool:
-        try:
-            there = os.stat(self._path)
-        except OSError:
+        """Or the only one: the disk may have been too full for a file."""
+        if not self._path.exists():
             return True
-        return self._fd >= 0 and os.path.samestat(there, os.fstat(self._fd))
+        return self._fd >= 0 and is_same_file(self._path, self._fd)
 
     def _load(self) -> None:
         self.close()

@@ -63,7 +63,8 @@ def made_up_trace(num_requests: int, seed: int = 0) -> list[Request]:
     requests = []
     for number in range(num_requests):
         if alive and rng.random() < 0.4:
-            chat = alive.pop(max(0, len(alive) - 1 - int(rng.expovariate(1 / 60))))
+            turns_between = 20 + int(rng.expovariate(1 / 60))  # nobody answers before he was answered
+            chat = alive.pop(max(0, len(alive) - 1 - turns_between))
         else:
             chat = list(systems[int(len(systems) * rng.random() ** 3)])
         chat = chat + [next(ids) for _ in range(1 + int(rng.expovariate(1 / 8)))]

@@ -1,6 +1,7 @@
 """`kvrelay bench`: measures, and prints JSON lines to compare with."""
 
 import json
+from pathlib import Path
 
 import click
 
@@ -8,6 +9,15 @@ from schemas.errors import SetupError
 from services.cli.options import with_settings
 from services.config import Settings
 from services.supervisor import cores
+
+STORE_SECTIONS = ["eviction", "dedupe", "lookup"]  # services.bench.store.SECTIONS, without importing it
+
+_STORE_EPILOG = """\b
+Examples:
+  kvrelay bench store                                    all sections; a made-up trace
+  kvrelay bench store eviction --trace FILE --blocks 5000
+  kvrelay bench store lookup --stored 10000,100000 --json
+"""
 
 
 @click.group()
@@ -79,6 +89,27 @@ def queue(settings: Settings, queued: str, jobs: int, rounds: int) -> None:
 
     for line in run(settings, depths, jobs, rounds):
         click.echo(json.dumps(line))
+
+
+@bench.command(epilog=_STORE_EPILOG)
+@with_settings("compute.model", "compute.dtype", "kv.data_dir")
+@click.argument("sections", nargs=-1, type=click.Choice(STORE_SECTIONS))
+@click.option("--trace", type=click.Path(path_type=Path), help="JSON lines with timestamp and hash_ids.")
+@click.option("--blocks", default="1000,5000,20000", show_default=True, help="Store sizes for eviction, in blocks.")
+@click.option("--stored", default="10000,100000,1000000", show_default=True, help="Stored blocks for lookup.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def store(
+    settings: Settings, sections: tuple[str, ...], trace: Path | None, blocks: str, stored: str, as_json: bool
+) -> None:
+    """The KV store: eviction against LRU and the optimum on a trace, deduplication, look-ups.
+
+    Limits stand beside what was measured, as min_... and max_...; without SECTIONS, all of them run.
+    """
+    sizes, counts = _sizes(blocks, "--blocks"), _sizes(stored, "--stored")
+    from services.bench.store import Asked, run
+
+    for row in run(Asked(settings, trace, sizes, counts), sections):
+        click.echo(json.dumps(row) if as_json else "  ".join(f"{name} {value}" for name, value in row.items()))
 
 
 def _sizes(text: str, option: str) -> list[int]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from kvstore.counters import TierCounters
 from kvstore.patience import Patience
 from kvstore.tier import BlobName, Life
+from schemas.subjects import check_slug
 
 
 class MemoryTier:
@@ -49,6 +50,7 @@ class MemoryTier:
             self.counters.add(quarantined=1)
 
     def erase(self, tenant: str) -> int:
+        check_slug(tenant, "tenant")
         theirs = [name for name in self.blobs if name.tenant == tenant]
         return sum(len(self.blobs.pop(name)[0]) for name in theirs)
 

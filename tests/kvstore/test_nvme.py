@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 
 from kvstore.codec import PLAIN
+from kvstore.eviction import LEASE_S
 from kvstore.filetimes import expires_ns, is_reused
 from kvstore.nvme import NvmeTier
 from kvstore.quarantine import MAX_QUARANTINED
 from kvstore.store import KVStore
 from kvstore.tier import BlobName
+from kvstore.tombstones import Reason
+from kvstore.usage import Usage
+from schemas.errors import KvUnavailable
 from tests.kvstore.blocks import GEOMETRY, IDENTITY, TTL_S, chain, empty, payload_of
 from tests.kvstore.tier_contract import Clock, parts, read
 
@@ -103,6 +107,74 @@ def test_quarantine_is_bounded_and_keeps_the_newest(root: Path, tier: NvmeTier) 
     kept = sorted((root / "quarantine").iterdir())
     assert [path.read_bytes()[0] for path in kept] == list(range(5, MAX_QUARANTINED + 5))
     assert blocks_in(root) == []
+
+
+def test_a_tombstone_says_why_a_block_is_gone(root: Path) -> None:
+    clock = Clock()
+    tier = NvmeTier(root, 10**6, clock)
+    names = [BlobName("default", bytes([i]) * 32) for i in range(5)]
+    for number, name in enumerate(names):
+        tier.write(name, parts(b"x" * 200_000), clock.life(10**6 if number else 10))
+        clock.now += LEASE_S
+    assert read(tier, names[0]) is None
+    tier.quarantine(names[1])
+    for number in (5, 6):  # room for one is in quarantine
+        tier.write(BlobName("other", bytes([number]) * 32), parts(b"x" * 200_000), clock.life())
+    tier.erase("default")
+    stones = [tier.tombstones.reason_of(name) for name in names]
+    expected = [Reason.EXPIRED, Reason.DAMAGED, Reason.ERASED, Reason.ERASED, Reason.ERASED]
+    assert [stone and stone.reason for stone in stones] == expected
+    for number in (7, 8, 9, 10):
+        tier.write(BlobName("other", bytes([number]) * 32), parts(b"x" * 200_000), clock.life())
+        clock.now += LEASE_S
+    evicted = tier.tombstones.reason_of(BlobName("other", bytes([5]) * 32))
+    assert evicted is not None and evicted.reason is Reason.EVICTED
+    tier.close()
+
+
+def test_erasing_a_tenant_takes_what_is_in_quarantine(root: Path, tier: NvmeTier) -> None:
+    for tenant in ("acme", "acme-2"):
+        for number in range(2):
+            name = BlobName(tenant, bytes([number]) * 32)
+            tier.write(name, parts(b"x" * 200), Clock().life())
+            if number:
+                tier.quarantine(name)
+    assert tier.erase("acme") == 400
+    left = sorted(path.name.split(".")[1] for path in (root / "quarantine").iterdir())
+    assert (left, len(blocks_in(root))) == (["acme-2"], 1)
+    usage = Usage(root)
+    assert usage.read().total_bytes == 400
+    usage.close()
+
+
+def test_what_cannot_be_listed_or_removed_is_not_erased(
+    root: Path, tier: NvmeTier, read_only: Callable[[Path, bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier.write(NAME, parts(b"x" * 200), Clock().life())
+    read_only(root, True)
+    with pytest.raises(KvUnavailable, match="erase the blocks of default"):
+        tier.erase("default")
+    read_only(root, False)
+    real = os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path).endswith("/00"):
+            raise PermissionError(errno.EACCES, "not yours", path)
+        return real(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", refuse)
+        with pytest.raises(KvUnavailable, match="not yours"):
+            tier.erase("default")
+    assert tier.erase("default") == 200
+
+
+def test_a_block_that_comes_back_counts_as_reused(root: Path, tier: NvmeTier) -> None:
+    tier.write(NAME, parts(b"x" * 200), Clock().life())
+    assert not is_reused(blocks_in(root)[0].stat())
+    tier.erase("default")
+    tier.write(NAME, parts(b"x" * 200), Clock().life())
+    assert is_reused(blocks_in(root)[0].stat())
 
 
 def test_depth_orders_a_chain_for_eviction(root: Path, tier: NvmeTier) -> None:

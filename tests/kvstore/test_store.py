@@ -273,3 +273,14 @@ def test_the_snapshot_holds_what_happened(tmp_path: Path) -> None:
     assert (found["hits"], found["misses"], found["writes"], found["nvme_quarantined"]) == (1, 1, 1, 0)
     assert found["payload_bytes"] > found["stored_bytes"] == found["read_bytes"] > 0
     tier.close()
+
+
+def test_a_tier_may_keep_blocks_for_less_long_than_was_asked() -> None:
+    clock = Clock()
+    short, long = MemoryTier(clock, max_ttl_s=10), MemoryTier(clock)
+    store, (ref,) = store_of(short, long, clock=clock), chain(1)
+    fill(store, [ref])
+    assert store.renew([ref], 2 * TTL_S) == 1
+    assert [tier.blobs[ref.name][1].expires_at - clock.now for tier in (short, long)] == [10, 2 * TTL_S]
+    clock.now += 11
+    assert (short.present([ref.name]), long.present([ref.name])) == (0, 1)

@@ -12,6 +12,7 @@ from kvstore.keys import BlockRef
 from kvstore.store import KVStore
 from kvstore.tier import BlobName, Life, Tier
 from schemas.blob import HEADER_BYTES, Codec, Quantisation
+from schemas.errors import InvalidRequest
 from tests.kvstore.blocks import GEOMETRY, IDENTITY, TTL_S, chain, empty, payload_of, quantised
 
 NAME = BlobName("default", bytes(range(32)))
@@ -115,6 +116,26 @@ class TierContract(ABC):
         assert read(tier, NAME) is None
         tier.write(NAME, parts(b"z" * 200), clock.life())
         assert (read(tier, NAME), read(tier, OTHER)) == (b"z" * 200, b"y" * 200)
+
+    def test_the_blobs_of_a_tenant_are_erased_and_nobody_elses(self, tier: Tier, clock: Clock) -> None:
+        """Their bytes are counted, quarantined ones too; what is written afterwards is stored as ever."""
+        names = [BlobName(tenant, bytes([i]) * 32) for tenant in ("acme", "acme-2", "acm") for i in range(4)]
+        for name in names:
+            tier.write(name, parts(b"x" * 200), clock.life())
+        tier.quarantine(names[3])
+        assert tier.erase("acme") in (600, 800), "a tier need not keep what it quarantines"
+        assert [tier.present([name]) for name in names] == [0] * 4 + [1] * 8
+        assert read(tier, names[0]) is None and self.peek(tier, names[0]) is None
+        assert tier.erase("acme") == tier.erase("nobody") == 0
+        tier.write(names[0], parts(b"y" * 200), clock.life())
+        assert read(tier, names[0]) == b"y" * 200
+
+    def test_a_tenant_that_is_no_slug_is_refused(self, tier: Tier, clock: Clock) -> None:
+        tier.write(NAME, parts(b"x" * 200), clock.life())
+        for tenant in ("", "*", "..", "a/b", "{default}", "default\n"):
+            with pytest.raises(InvalidRequest):
+                tier.erase(tenant)
+        assert tier.present([NAME]) == 1
 
     # Damage, seen through a store
 

@@ -80,9 +80,9 @@ async def test_a_job_waits_for_stored_blocks_on_one_budget(tiny_pipelines: Pipel
     budgets: list[tuple[Blocks, FetchBudget | None]] = []
     restore = Blocks.restore
 
-    async def recorded(blocks: Blocks, refs: Any, budget: FetchBudget | None, lookup: Any = None) -> Any:
+    async def recorded(blocks: Blocks, refs: Any, budget: FetchBudget | None, *args: Any, **options: Any) -> Any:
         budgets.append((blocks, budget))
-        return await restore(blocks, refs, budget, lookup)
+        return await restore(blocks, refs, budget, *args, **options)
 
     monkeypatch.setattr(Blocks, "restore", recorded)
     job = {"prompt_token_ids": list(range(3, 45)), "max_tokens": 8, "n": 3, "seed": 1, "ignore_eos": True}
