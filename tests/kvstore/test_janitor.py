@@ -21,7 +21,7 @@ from kvstore.tier import BlobName
 from kvstore.tombstones import Reason
 from kvstore.usage import FILE, Usage
 from schemas.errors import KvUnavailable
-from tests.kvstore.tier_contract import Clock, parts, read
+from tests.kvstore.tier_contract import Clock, life_now, parts, read
 
 BLOCK_BYTES = 4000
 CAP_BYTES = 50 * BLOCK_BYTES
@@ -68,7 +68,7 @@ def test_processes_share_one_cap(tmp_path: Path) -> None:
     num_writers, num_blocks = 3, 300
     with NvmeTier(tmp_path, CAP_BYTES) as tier:
         for number in range(30):  # some are there at start
-            tier.write(name(10**6 + number), parts(bytes(BLOCK_BYTES)), Clock().life())
+            tier.write(name(10**6 + number), parts(bytes(BLOCK_BYTES)), life_now())
     writers = [process("write", tmp_path, CAP_BYTES, BLOCK_BYTES, 1000 * i, num_blocks) for i in range(num_writers)]
     most = 0
     with writers[0] as one, writers[1] as two, writers[2] as three:
@@ -129,18 +129,18 @@ def test_a_writer_that_dies_takes_no_room_for_long(tmp_path: Path) -> None:
 def test_a_counter_that_was_kept_need_not_be_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first write does not wait for a count of what may be a million files."""
     with NvmeTier(tmp_path, CAP_BYTES) as tier:
-        tier.write(name(1), parts(bytes(BLOCK_BYTES)), Clock().life())
+        tier.write(name(1), parts(bytes(BLOCK_BYTES)), life_now())
     counting = threading.Event()
     monkeypatch.setattr(StockTaker, "take", lambda taker, now_ns: counting.wait(60) and None)
     monkeypatch.setattr(retention, "_FIRST_COUNT_S", 0.1)
     usage = Usage(tmp_path)
     with NvmeTier(tmp_path, CAP_BYTES) as tier:
-        tier.write(name(2), parts(bytes(BLOCK_BYTES)), Clock().life())
+        tier.write(name(2), parts(bytes(BLOCK_BYTES)), life_now())
         assert usage.read().total_bytes == 2 * BLOCK_BYTES
         # Where nothing is known a write gives up soon, rather than to wait or to exceed the cap.
         (tmp_path / FILE).unlink()
         with pytest.raises(KvUnavailable, match="still being counted"):
-            tier.write(name(3), parts(bytes(BLOCK_BYTES)), Clock().life())
+            tier.write(name(3), parts(bytes(BLOCK_BYTES)), life_now())
         counting.set()
     usage.close()
 
@@ -150,22 +150,22 @@ def test_a_process_frozen_while_it_counts_costs_the_others_their_writes_only(
 ) -> None:
     monkeypatch.setattr(filelock.lock, "__defaults__", (0.05,))
     with NvmeTier(tmp_path, CAP_BYTES) as tier:
-        tier.write(name(1), parts(bytes(BLOCK_BYTES)), Clock().life())
+        tier.write(name(1), parts(bytes(BLOCK_BYTES)), life_now())
         with open(tmp_path / FILE, "rb") as frozen:
             assert filelock.try_lock(frozen.fileno())
             with pytest.raises(KvUnavailable, match="another process holds the lock"):
-                tier.write(name(2), parts(bytes(BLOCK_BYTES)), Clock().life())
+                tier.write(name(2), parts(bytes(BLOCK_BYTES)), life_now())
             assert tier.present([name(1)]) == 1 and read(tier, name(1)) == bytes(BLOCK_BYTES)
-        tier.write(name(2), parts(bytes(BLOCK_BYTES)), Clock().life())
+        tier.write(name(2), parts(bytes(BLOCK_BYTES)), life_now())
 
 
 @pytest.mark.parametrize("junk", [b"", b"KVRU", b"\xff" * 100])
 def test_a_counter_that_is_none_is_made_anew(tmp_path: Path, junk: bytes) -> None:
     with NvmeTier(tmp_path, CAP_BYTES) as tier:
-        tier.write(name(1), parts(bytes(BLOCK_BYTES)), Clock().life())
+        tier.write(name(1), parts(bytes(BLOCK_BYTES)), life_now())
     (tmp_path / FILE).write_bytes(junk)
     with NvmeTier(tmp_path, CAP_BYTES) as tier:
-        tier.write(name(2), parts(bytes(BLOCK_BYTES)), Clock().life())
+        tier.write(name(2), parts(bytes(BLOCK_BYTES)), life_now())
     usage = Usage(tmp_path)
     assert usage.read().total_bytes == 2 * BLOCK_BYTES
     usage.close()
@@ -174,7 +174,7 @@ def test_a_counter_that_is_none_is_made_anew(tmp_path: Path, junk: bytes) -> Non
 def test_a_replaced_block_counts_once(tmp_path: Path) -> None:
     with NvmeTier(tmp_path, CAP_BYTES) as tier:
         for size in (BLOCK_BYTES, BLOCK_BYTES // 2, BLOCK_BYTES):
-            tier.write(name(1), parts(bytes(size)), Clock().life())
+            tier.write(name(1), parts(bytes(size)), life_now())
         usage = Usage(tmp_path)
         assert usage.read().total_bytes == BLOCK_BYTES
         usage.close()
@@ -208,9 +208,9 @@ def test_a_list_of_victims_may_name_nothing_outside_the_folder(tmp_path: Path) -
     outside.write_bytes(b"not ours")
     root = tmp_path / "x" / "kv"
     with NvmeTier(root, 2 * BLOCK_BYTES) as tier:
-        tier.write(name(1), parts(bytes(BLOCK_BYTES)), Clock().life())
+        tier.write(name(1), parts(bytes(BLOCK_BYTES)), life_now())
         path = Victim(BlobName("../../blocks", bytes(32)), outside.stat().st_atime_ns)
         tier._retention._publish([path])
         for number in range(2, 6):
-            tier.write(name(number), parts(bytes(BLOCK_BYTES)), Clock().life())
+            tier.write(name(number), parts(bytes(BLOCK_BYTES)), life_now())
     assert outside.exists()
