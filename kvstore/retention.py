@@ -110,12 +110,13 @@ class ByteCap:
         with self._evicting:
             if self._evict_listed(target_bytes):
                 return True
-            while self.janitor.sweep(wait_s=LOCK_WAIT_S, since_ns=self._usage.read().counted_ns):
+            # Another process may just have ended the sweep whose list was used up here before: so twice.
+            num_vain = 0
+            while num_vain < 2 and self.janitor.sweep(wait_s=LOCK_WAIT_S, since_ns=self._usage.read().counted_ns):
                 self._num_popped = 0
                 if self._evict_listed(target_bytes):
                     return True
-                if self._num_popped == 0:
-                    break
+                num_vain = 0 if self._num_popped else num_vain + 1
             return False
 
     def _evict_listed(self, target_bytes: int) -> bool:
