@@ -50,9 +50,9 @@ class Janitor:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Works in the background until `close`."""
-        self._thread = threading.Thread(target=self._run, name="kv-janitor", daemon=True)
+    def start(self, relieve: Callable[[], None]) -> None:
+        """Works in the background until `close`; `relieve` evicts what is above the cap."""
+        self._thread = threading.Thread(target=self._run, args=(relieve,), name="kv-janitor", daemon=True)
         self._thread.start()
 
     def hurry(self) -> None:
@@ -78,10 +78,11 @@ class Janitor:
             return locked
         return False
 
-    def _run(self) -> None:
+    def _run(self, relieve: Callable[[], None]) -> None:
         while not self._stopping:
             with suppress(OSError):
                 self._sweep_if_due(self.usage.read())
+                relieve()
             self._wake.wait(CHECK_S)
             self._wake.clear()
 

@@ -53,7 +53,7 @@ class NvmeTier:
         self.tombstones = self._retention.janitor.tombstones
         with suppress(OSError):  # the first write tries again and says what is wrong
             self._staging.open()
-        self._retention.janitor.start()
+        self._retention.start()
 
     def path(self, name: BlobName) -> str:
         key = name.key.hex()

@@ -22,6 +22,7 @@ from schemas.errors import KvRefused, KvUnavailable
 
 _FIRST_COUNT_S = 2.0  # how long a write waits for the count of a folder that was never counted
 _POLL_S = 0.02
+EVICT_S = 2.0  # how long a write may evict before it is given up
 _SLACK_BYTES = 65_536  # files take whole pages of a disk, and the counter, tombstones and victims a few
 
 
@@ -61,7 +62,7 @@ class ByteCap:
             if not count.counted_ns:
                 count = self._counted()
             if count.total_bytes > self._max_bytes and not self._evict_to(self._max_bytes):
-                raise KvRefused(f"{self._root} is at its cap and nothing can be evicted for {num_bytes} bytes")
+                raise KvRefused(f"{self._root} is at its cap and nothing can be evicted in time for {num_bytes} bytes")
         except BaseException:
             self._usage.settle(num_bytes, 0)
             raise
@@ -79,6 +80,10 @@ class ByteCap:
         used = self.used_bytes
         self._evict_to(max(0, used - num_bytes - _SLACK_BYTES))
         return self.used_bytes < used
+
+    def start(self) -> None:
+        """Works in the background until `close`."""
+        self.janitor.start(self._relieve)
 
     def close(self) -> None:
         self.janitor.close()
@@ -105,25 +110,42 @@ class ByteCap:
         self._num_popped += victim is not None
         return victim
 
-    def _evict_to(self, target_bytes: int) -> bool:
-        """A list of victims is used up before the next is made, so that no ancestor goes before its descendants."""
-        with self._evicting:
-            if self._evict_listed(target_bytes):
-                return True
-            while self.janitor.sweep(wait_s=LOCK_WAIT_S, since_ns=self._usage.read().counted_ns):
-                self._num_popped = 0
-                if self._evict_listed(target_bytes):
-                    return True
-                if self._num_popped == 0:
-                    break
-            return False
+    def _relieve(self) -> None:
+        """For a folder that was filled under a larger cap, whether anybody writes or not."""
+        if self._usage.read().total_bytes > self._max_bytes:
+            self._evict_to(self._max_bytes)
 
-    def _evict_listed(self, target_bytes: int) -> bool:
+    def _evict_to(self, target_bytes: int) -> bool:
+        """A list of victims is used up before the next is made, so that no ancestor goes before its descendants.
+
+        Gives up after some seconds, when much more than a block has to go: what follows goes on with it.
+        """
+        deadline_s = time.monotonic() + EVICT_S
+        if not self._evicting.acquire(timeout=EVICT_S):
+            return False
+        try:
+            if self._evict_listed(target_bytes, deadline_s):
+                return True
+            # Another process may just have ended the sweep whose list was used up here before: so twice.
+            num_vain = 0
+            while num_vain < 2 and time.monotonic() < deadline_s and self._sweep():
+                self._num_popped = 0
+                if self._evict_listed(target_bytes, deadline_s):
+                    return True
+                num_vain = 0 if self._num_popped else num_vain + 1
+            return False
+        finally:
+            self._evicting.release()
+
+    def _sweep(self) -> bool:
+        return self.janitor.sweep(wait_s=LOCK_WAIT_S, since_ns=self._usage.read().counted_ns)
+
+    def _evict_listed(self, target_bytes: int, deadline_s: float) -> bool:
         total = self._usage.read().total_bytes
         if total > target_bytes:
             total = self._evict_quarantined(total, target_bytes)
         while total > target_bytes:
-            victim = self._pop()
+            victim = self._pop() if time.monotonic() < deadline_s else None
             if victim is None:
                 return False
             total = self._evict(victim)

@@ -15,6 +15,7 @@ from kvstore import filelock, retention
 from kvstore.counters import TierCounters
 from kvstore.janitor import Janitor
 from kvstore.nvme import NvmeTier
+from kvstore.retention import ByteCap
 from kvstore.staging import Staging
 from kvstore.stock import Stock, StockTaker, Victim
 from kvstore.tier import BlobName
@@ -200,6 +201,48 @@ def test_the_background_sweep_removes_what_expired_and_what_the_dead_left(tmp_pa
     assert [stone and stone.reason for stone in reasons] == [None, Reason.EXPIRED, None, Reason.EXPIRED]
     assert list(tmp_path.glob("tmp/*.part")) == []
     janitor.close()
+
+
+def test_a_lower_cap_is_reached_though_nobody_writes(tmp_path: Path) -> None:
+    clock = Clock()
+    with NvmeTier(tmp_path, CAP_BYTES, clock) as tier:
+        for number in range(40):
+            tier.write(name(number), parts(bytes(BLOCK_BYTES)), clock.life())
+            clock.now += 1
+    with NvmeTier(tmp_path, 10 * BLOCK_BYTES, clock) as tier:
+        deadline_s = time.monotonic() + 30
+        while tier.present([name(29)]) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        assert tier.present([name(number) for number in range(30, 40)]) == 10
+    assert bytes_in(tmp_path) == 10 * BLOCK_BYTES
+
+
+def test_a_write_that_would_have_to_evict_for_long_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has made some room, and the next one goes on with that."""
+    clock = Clock()
+    with NvmeTier(tmp_path, CAP_BYTES, clock) as tier:
+        for number in range(40):
+            tier.write(name(number), parts(bytes(BLOCK_BYTES)), clock.life())
+    monkeypatch.setattr(retention, "EVICT_S", 0.05)
+    monkeypatch.setattr(ByteCap, "_relieve", lambda cap: None)
+    real = ByteCap._evict
+
+    def slowly(cap: ByteCap, victim: Victim) -> int:
+        time.sleep(0.01)
+        return real(cap, victim)
+
+    monkeypatch.setattr(ByteCap, "_evict", slowly)
+    with NvmeTier(tmp_path, 10 * BLOCK_BYTES, clock) as tier:
+        with pytest.raises(KvUnavailable, match="nothing can be evicted"):
+            tier.write(name(99), parts(bytes(BLOCK_BYTES)), clock.life())
+        assert 0 < tier.counters.evicted < 30
+        for _ in range(100):
+            try:
+                tier.write(name(99), parts(bytes(BLOCK_BYTES)), clock.life())
+                break
+            except KvUnavailable:
+                continue
+        assert tier.present([name(99)]) and bytes_in(tmp_path) <= 10 * BLOCK_BYTES
 
 
 def test_a_list_of_victims_may_name_nothing_outside_the_folder(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.counters import TierCounters
+from kvstore.eviction import LEASE_S
 from kvstore.janitor import Janitor
 from kvstore.nvme import NvmeTier
 from kvstore.stock import Stock, StockTaker
@@ -93,6 +94,20 @@ def test_a_block_used_after_the_count_is_passed_over(tier: NvmeTier, clock: Cloc
     assert tier.touch(name(1), clock.life())
     write(tier, clock, 11)
     assert held(tier, range(12)) == [1, *range(3, 12)]
+
+
+def test_blocks_of_jobs_in_flight_are_no_victims_while_there_are_others(tier: NvmeTier, clock: Clock) -> None:
+    """CASES 24: not even for reused ones; a job in flight renews its lease."""
+    for number in range(10):
+        write(tier, clock, number)
+    clock.now += LEASE_S
+    for number in (2, 3):
+        tier.touch(name(number), clock.life())
+    for number in range(4, 10):
+        tier.touch(name(number), clock.life()._replace(used_at=clock.now - LEASE_S, reused=True))
+    for number in range(10, 18):
+        write(tier, clock, number)
+    assert held(tier, range(18)) == [2, 3, *range(10, 18)]
 
 
 def test_probing_for_blocks_saves_none_of_them(tier: NvmeTier, clock: Clock) -> None:
