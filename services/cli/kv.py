@@ -37,7 +37,7 @@ Examples:
 def kv() -> None:
     """Look into the KV store, keep prompts in it, and remove what should go.
 
-    These are an operator's commands: they work on the files under kv.data_dir, whoever's blocks they are. They need
+    These are an operator's commands: they work on everybody's blocks, the files under kv.data_dir. They need
     neither a running pipeline nor the model (explain and pin need its tokenizer), and may be used while workers serve.
     """
 
