@@ -1,5 +1,6 @@
 """`kvrelay kv`: looks into the KV store of a data folder, and keeps it in order."""
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,7 @@ from services.kv.removal import collect, condemn, remove
 from services.kv.totals import totals
 from services.kv.verification import Damage
 from services.kv.verification import verify as verify_blobs
-from services.kv.view import Choice, StoreView
+from services.kv.view import ALL, Choice, StoreView
 
 _EXAMPLES = """\b
 Examples:
@@ -36,7 +37,7 @@ Examples:
 def kv() -> None:
     """Look into the KV store, keep prompts in it, and remove what should go.
 
-    These are an operator's commands: they work on the files under kv.data_dir, whoever's blocks they are. They need
+    These are an operator's commands: they work on everybody's blocks, the files under kv.data_dir. They need
     neither a running pipeline nor the model (explain and pin need its tokenizer), and may be used while workers serve.
     """
 
@@ -50,9 +51,15 @@ _unused = click.option(
 
 
 def _with_choice(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives the command `choice`."""
+
+    @functools.wraps(command)
+    def run(tenant: str, model: str, unused_s: float, **arguments: Any) -> Any:
+        return command(choice=Choice(tenant, model, unused_s), **arguments)
+
     for option in (_unused, _model, _tenant):
-        command = option(command)
-    return command
+        run = option(run)
+    return run
 
 
 @kv.command(epilog="\b\nExamples:\n  kvrelay kv ls --unused-for 12h\n  kvrelay kv ls --tenant acme --json | jq .key")
@@ -61,9 +68,7 @@ def _with_choice(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--sort", type=click.Choice(list(listing.SORTS)), default="used", show_default=True)
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Print so many at most.")
 @_as_json
-def ls(
-    settings: Settings, tenant: str, model: str, unused_s: float, sort: str, limit: int | None, as_json: bool
-) -> None:
+def ls(settings: Settings, choice: Choice, sort: str, limit: int | None, as_json: bool) -> None:
     """List stored blocks; with --json, one object a line.
 
     UNUSED is the time since the last use. A chain's later blocks count as used a little earlier than its first ones.
@@ -71,7 +76,7 @@ def ls(
     view = StoreView.open(settings.kv)
     with Progress("blocks seen") as progress:
         view.tick = progress.tick
-        rows = listing.rows(view, view.held(Choice(tenant, model, unused_s)), sort)
+        rows = listing.rows(view, view.held(choice), sort)
     if not as_json:
         click.echo(kv_page.HEAD)
     for row in rows[:limit]:
@@ -112,7 +117,7 @@ def stats(settings: Settings, as_json: bool) -> None:
 @_with_choice
 @click.option("--keep", is_flag=True, help="Leave damaged blocks where they are.")
 @_as_json
-def verify(settings: Settings, tenant: str, model: str, unused_s: float, keep: bool, as_json: bool) -> None:
+def verify(settings: Settings, choice: Choice, keep: bool, as_json: bool) -> None:
     """Hash every stored block again; exit code 1 if one is damaged.
 
     Damaged blocks go to quarantine, where the newest 16 are kept. No request was ever answered from one: workers check
@@ -127,7 +132,7 @@ def verify(settings: Settings, tenant: str, model: str, unused_s: float, keep: b
             if not as_json:
                 click.echo(f"{damage.key[: kv_page.KEY_DIGITS]}  {damage.tier}  tenant {damage.tenant}: {damage.why}")
 
-        verdict = verify_blobs(view, Choice(tenant, model, unused_s), keep=keep, on_damage=tell)
+        verdict = verify_blobs(view, choice, keep=keep, on_damage=tell)
     if as_json:
         click.echo(wire.encode(verdict))
     else:
@@ -165,15 +170,12 @@ def gc(settings: Settings, as_json: bool) -> None:
 @_with_choice
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @_as_json
-def rm(
-    settings: Settings, keys: tuple[str, ...], tenant: str, model: str, unused_s: float, yes: bool, as_json: bool
-) -> None:
+def rm(settings: Settings, choice: Choice, keys: tuple[str, ...], yes: bool, as_json: bool) -> None:
     """Remove blocks: those named, or all of a tenant, of a model, or unused for some time.
 
     Requests that want them compute them again. Pinned blocks stay: unpin them first.
     """
-    choice = Choice(tenant, model, unused_s)
-    if bool(keys) == (choice != Choice()):
+    if bool(keys) == (choice != ALL):
         raise click.UsageError("name blocks by their KEYs, or say --tenant, --model or --unused-for")
     view = StoreView.open(settings.kv)
     with Progress("blocks seen") as progress:

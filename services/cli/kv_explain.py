@@ -1,7 +1,10 @@
 """`kvrelay kv explain`: why a prompt is in the store, or why it is not."""
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -23,24 +26,27 @@ Examples:
 """
 
 
+def _with_job(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives the command `job`, whose prompt is asked about."""
+
+    @functools.wraps(command)
+    def run(text: str | None, system: str | None, messages_file: str | None, raw: bool, **arguments: Any) -> Any:
+        return command(job=_job(text, system, messages_file, raw), **arguments)
+
+    run = click.option("--raw", is_flag=True, help="PROMPT is the prompt itself: no chat template.")(run)
+    file = click.Path(exists=True, dir_okay=False)
+    file_help = "Instead of PROMPT: a JSON list of messages, or a whole request with one."
+    run = click.option("--messages", "messages_file", type=file, metavar="FILE", help=file_help)(run)
+    run = click.option("--system", metavar="TEXT", help="System message before it.")(run)
+    return click.argument("text", metavar="[PROMPT]", required=False)(run)
+
+
 @click.command(epilog=_EXAMPLES)
-@click.argument("text", metavar="[PROMPT]", required=False)
 @with_settings("kv.data_dir", "compute.model", "compute.dtype", "bus.tenant")
-@click.option("--system", metavar="TEXT", help="System message before it.")
-@click.option("--messages", "messages_file", type=click.Path(exists=True, dir_okay=False), metavar="FILE",
-              help="Instead of PROMPT: a JSON list of messages, or a whole request with one.")  # fmt: skip
-@click.option("--raw", is_flag=True, help="PROMPT is the prompt itself: no chat template.")
+@_with_job
 @click.option("--salt", default="", metavar="TEXT", help="The request's cache_salt.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with a list of blocks.")
-def explain(
-    settings: Settings,
-    text: str | None,
-    system: str | None,
-    messages_file: str | None,
-    raw: bool,
-    salt: str,
-    as_json: bool,
-) -> None:
+def explain(settings: Settings, job: Job, salt: str, as_json: bool) -> None:
     """Say of each block of a prompt which tier holds it, or why none does.
 
     PROMPT is tokenised as the server would, as a user's message. A block is missing because it was never stored, was
@@ -48,7 +54,6 @@ def explain(
     quantisation, block size or arithmetic, another tenant, another salt. To tell, this looks at the blocks of all
     tenants: it is for operators, and its output for nobody else. Exit code 0 whatever it finds.
     """
-    job = _job(text, system, messages_file, raw)
     from services.kv.explain import Explainer, Question
     from services.kv.view import StoreView
     from services.kv.who import Who, identity_of, other_texts

@@ -1,8 +1,10 @@
 """`kvrelay kv pin`, `unpin` and `pins`: system prompts that stay in the store."""
 
+import functools
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 
@@ -31,35 +33,46 @@ Examples:
 """
 
 
+class _Given(NamedTuple):
+    """What the command line says of the text, and for whom."""
+
+    system: str | None
+    file: str | None
+    prompt: str | None
+    salt: str
+    shared: bool
+
+
+def _with_text(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives the command `given`."""
+
+    @functools.wraps(command)
+    def run(**arguments: Any) -> Any:
+        return command(given=_Given(*(arguments.pop(name) for name in _Given._fields)), **arguments)
+
+    shared = "For all tenants. The text is then no secret: who asks with it can tell that it is stored."
+    run = click.option("--shared", is_flag=True, help=shared)(run)
+    run = click.option("--salt", default="", metavar="TEXT", help="For requests with this cache_salt.")(run)
+    run = click.option("--prompt", metavar="TEXT", help="The beginning of raw prompts.")(run)
+    file = click.Path(exists=True, dir_okay=False)
+    run = click.option("--file", type=file, metavar="FILE", help="A system message, from a file.")(run)
+    return click.option("--system", metavar="TEXT", help="A system message: its rendered turn is pinned.")(run)
+
+
 @click.command(epilog=_EXAMPLES)
 @with_settings("kv.data_dir", "compute.model", "bus.url", "bus.tenant")
-@click.option("--system", metavar="TEXT", help="A system message: its rendered turn is pinned.")
-@click.option("--file", "file", type=click.Path(exists=True, dir_okay=False), metavar="FILE",
-              help="The same, from a file.")  # fmt: skip
-@click.option("--prompt", metavar="TEXT", help="The beginning of raw prompts.")
-@click.option("--salt", default="", metavar="TEXT", help="For requests with this cache_salt.")
-@click.option("--shared", is_flag=True, help="For all tenants. The text is then no secret: who asks with it can tell "
-              "that it is stored.")  # fmt: skip
+@_with_text
 @click.option("--wait", "wait_s", type=click.FloatRange(0), default=60.0, show_default=True, metavar="SECONDS",
               help="Wait so long for its blocks.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def pin(
-    settings: Settings,
-    system: str | None,
-    file: str | None,
-    prompt: str | None,
-    salt: str,
-    shared: bool,
-    wait_s: float,
-    as_json: bool,
-) -> None:
+def pin(settings: Settings, given: _Given, wait_s: float, as_json: bool) -> None:
     """Compute the blocks of a text that many prompts begin with, and keep them.
 
     Its full blocks are computed by a worker of the pipeline that uses this store, in the batch lane, and are neither
     evicted nor do they expire. Workers of a later build find the pin when they start, and compute its blocks again.
     Without a pipeline the pin waits for one. A pin is one tenant's, unless it is --shared.
     """
-    wanted = _wanted(settings, system, file, prompt, salt, shared)
+    wanted = _wanted(settings, given)
     from services.kv.pinning import make_pin
     from services.kv.who import Who
 
@@ -128,19 +141,17 @@ def _line(found: "PinReport") -> str:
     )
 
 
-def _wanted(
-    settings: Settings, system: str | None, file: str | None, prompt: str | None, salt: str, shared: bool
-) -> "Wanted":
+def _wanted(settings: Settings, given: _Given) -> "Wanted":
     from services.kv.pinning import Wanted
 
-    if sum(given is not None for given in (system, file, prompt)) != 1:
+    texts = [given.system, _text_of(Path(given.file)) if given.file is not None else None, given.prompt]
+    named = [text for text in texts if text is not None]
+    if len(named) != 1:
         raise click.UsageError("give one of --system, --file and --prompt")
-    if shared and salt:
+    if given.shared and given.salt:
         raise click.UsageError("--shared is for requests of any salt")
-    text = _text_of(Path(file)) if file is not None else (system if system is not None else prompt)
-    assert text is not None
-    kind: Literal["system", "prompt"] = "prompt" if prompt is not None else "system"
-    return Wanted(kind, text, check_slug(settings.bus.tenant, "tenant"), salt, shared)
+    kind: Literal["system", "prompt"] = "system" if given.prompt is None else "prompt"
+    return Wanted(kind, named[0], check_slug(settings.bus.tenant, "tenant"), given.salt, given.shared)
 
 
 def _text_of(file: Path) -> str:
