@@ -53,10 +53,9 @@ class DelayingProxy:
     def _carry(self, source: socket.socket, target: socket.socket, is_reply: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(self._piece_bytes):
-                if is_reply:
-                    until = time.monotonic() + self.delay_s
-                    while time.monotonic() < until and not self._closing.is_set():
-                        time.sleep(min(0.02, max(0.0, until - time.monotonic())))
+                since = time.monotonic()
+                while is_reply and time.monotonic() < since + self.delay_s and not self._closing.is_set():
+                    time.sleep(min(0.02, max(0.0, since + self.delay_s - time.monotonic())))
                 target.sendall(data)
         for one in (source, target):
             with contextlib.suppress(OSError):
