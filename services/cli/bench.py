@@ -1,22 +1,36 @@
 """`kvrelay bench`: measures, and prints JSON lines to compare with."""
 
 import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
+import msgspec
 
 from schemas.errors import SetupError
 from services.cli.options import with_settings
 from services.config import Settings
 from services.supervisor import cores
+from services.supervisor.valkey import ValkeyServer
 
-STORE_SECTIONS = ["eviction", "dedupe", "lookup"]  # services.bench.store.SECTIONS, without importing it
+# services.bench.store.SECTIONS, without importing it
+STORE_SECTIONS = ["eviction", "dedupe", "lookup", "tiers", "codecs", "merges"]
+    "eviction",
+    "dedupe",
+    "lookup",
+    "tiers",
+    "codecs",
+    "merges",
+]  # services.bench.store.SECTIONS, without importing it
 
 _STORE_EPILOG = """\b
 Examples:
   kvrelay bench store                                    all sections; a made-up trace
   kvrelay bench store eviction --trace FILE --blocks 5000
   kvrelay bench store lookup --stored 10000,100000 --json
+  kvrelay bench store tiers --redis URL                  beside NVMe your Redis, not an embedded Valkey
 """
 
 
@@ -92,7 +106,7 @@ def queue(settings: Settings, queued: str, jobs: int, rounds: int) -> None:
 
 
 @bench.command(epilog=_STORE_EPILOG)
-@with_settings("compute.model", "compute.dtype", "kv.data_dir")
+@with_settings("compute.model", "compute.dtype", "kv.data_dir", "kv.redis_url")
 @click.argument("sections", nargs=-1, type=click.Choice(STORE_SECTIONS))
 @click.option("--trace", type=click.Path(path_type=Path), help="JSON lines with timestamp and hash_ids.")
 @click.option("--blocks", default="1000,5000,20000", show_default=True, help="Store sizes for eviction, in blocks.")
@@ -101,15 +115,34 @@ def queue(settings: Settings, queued: str, jobs: int, rounds: int) -> None:
 def store(
     settings: Settings, sections: tuple[str, ...], trace: Path | None, blocks: str, stored: str, as_json: bool
 ) -> None:
-    """The KV store: eviction against LRU and the optimum on a trace, deduplication, look-ups.
+    """The KV store: eviction against LRU and the optimum on a trace, deduplication, look-ups, put and get of each tier
+    beside its raw limit, codecs and quantisations on real KV, merges of resident blocks.
 
     Limits stand beside what was measured, as min_... and max_...; without SECTIONS, all of them run.
     """
     sizes, counts = _sizes(blocks, "--blocks"), _sizes(stored, "--stored")
     from services.bench.store import Asked, run
 
-    for row in run(Asked(settings, trace, sizes, counts), sections):
-        click.echo(json.dumps(row) if as_json else "  ".join(f"{name} {value}" for name, value in row.items()))
+    with _some_redis(settings, sections) as redis_url:
+        for row in run(Asked(settings, trace, sizes, counts, redis_url), sections):
+            click.echo(json.dumps(row) if as_json else "  ".join(f"{name} {value}" for name, value in row.items()))
+
+
+@contextmanager
+def _some_redis(settings: Settings, sections: tuple[str, ...]) -> Iterator[str]:
+    """The URL of the user's own, or of a Valkey for the time being; "" if no section wants one."""
+    if sections and "tiers" not in sections:
+        yield ""
+    elif settings.kv.redis_url not in ("", "embedded"):
+        yield settings.kv.redis_url
+    else:
+        with tempfile.TemporaryDirectory(prefix="kvrelay-bench-") as folder:
+            server = ValkeyServer(msgspec.structs.replace(settings.kv, data_dir=folder))
+            server.start()
+            try:
+                yield server.url
+            finally:
+                server.stop()
 
 
 def _sizes(text: str, option: str) -> list[int]:
