@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 import torch
 
@@ -11,8 +12,10 @@ from services.engine.check import self_check
 from services.engine.model import Model, Span
 from services.engine.storage import geometry_of, identity_of
 from services.models.registry import build_id
+from services.settings import Kv, Settings
+from services.worker.runtime import Prepared
 from tests.golden.goldens import GOLDENS
-from tests.models.default_model import default_model
+from tests.models.default_model import DATA_DIR, default_model
 
 QUANTISED = [Quantisation.INT8, Quantisation.INT4]
 
@@ -44,6 +47,16 @@ def test_each_quantisation_is_a_build_of_its_own(tiny_models: Callable[[str], Mo
     assert [identity.quantisation for identity in identities] == list(Quantisation)
     assert [geometry_of(model).quantisation for model in models] == list(Quantisation)
     assert tiny_models("bfloat16").arithmetic.id == models[0].arithmetic.id
+
+
+def test_the_setting_makes_the_build() -> None:
+    builds = []
+    for quantisation in ("none", "int8"):
+        kv = Kv(data_dir=str(DATA_DIR), quantisation=quantisation)  # type: ignore[arg-type]
+        prepared = Prepared.of(msgspec.structs.replace(Settings(), kv=kv))
+        assert prepared.arithmetic.quantisation == quantisation
+        builds.append(prepared.build)
+    assert builds[0] != builds[1]
 
 
 def test_the_self_check_passes(default_models: Callable[[str], Model]) -> None:

@@ -16,6 +16,7 @@ from blake3 import blake3
 
 from kvstore import keys
 from schemas.blob import DIGESTED_BYTES, HEADER_BYTES
+from services.engine.arithmetic import choose_arithmetic
 from services.engine.model import Model
 from services.models.files import ModelFiles
 from services.worker import runtime
@@ -63,8 +64,6 @@ def other_rope() -> tuple[Model, Model]:
 
 
 def other_dtype() -> tuple[Model, Model]:
-    from services.engine.arithmetic import choose_arithmetic
-
     arithmetic = choose_arithmetic(plain()[0].config, "float32")
     return Model(tiny_files(), arithmetic), Model(tiny_files(), arithmetic)
 
