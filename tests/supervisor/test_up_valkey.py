@@ -33,6 +33,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_an_embedded_valkey_is_used_frozen_killed_and_ended(tmp_path: Path) -> None:
     """CASES 23 with real processes: /ready is 200 and says what is wrong, and all is well again within 10 s."""
