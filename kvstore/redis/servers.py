@@ -26,6 +26,7 @@ class Server:
         self._options = pool.connection_kwargs
         self._lock = threading.Lock()
         self._idle: list[Link] = []
+        self._is_closed = False
 
     @contextmanager
     def link(self, until_s: float) -> Iterator[Link]:
@@ -38,8 +39,9 @@ class Server:
             self._put(link)
 
     def close(self) -> None:
-        """Idle links only; one that is in use is closed by its user's error, or stays with the process."""
+        """Idle links now, one that is in use at the end of its exchange."""
         with self._lock:
+            self._is_closed = True
             links, self._idle = self._idle, []
         for link in links:
             link.close()
@@ -57,7 +59,7 @@ class Server:
     def _put(self, link: Link) -> None:
         if link.is_in_order:
             with self._lock:
-                if len(self._idle) < _MAX_IDLE:
+                if len(self._idle) < _MAX_IDLE and not self._is_closed:
                     self._idle.append(link)
                     return
         link.close()

@@ -24,13 +24,18 @@ class Valkey:
         self._folder = folder
         self._options = options
         self.process: subprocess.Popen[bytes] | None = None
+        self._clients: dict[str, redis.Redis] = {}
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}"
 
-    def client(self, **options: object) -> redis.Redis:
-        return redis.Redis(port=self.port, socket_timeout=10, **options)  # type: ignore[call-overload, no-any-return]
+    def client(self, password: str = "") -> redis.Redis:
+        """The same one for everybody; closed with the server."""
+        if password not in self._clients:
+            made = redis.Redis(port=self.port, socket_timeout=10, password=password or None)
+            self._clients[password] = made
+        return self._clients[password]
 
     def start(self) -> "Valkey":
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -56,6 +61,9 @@ class Valkey:
         os.kill(self.process.pid, signal.SIGCONT)
 
     def kill(self) -> None:
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
         if self.process is not None:
             self.process.kill()
             self.process.wait()

@@ -33,15 +33,16 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_an_embedded_valkey_is_used_frozen_killed_and_ended(tmp_path: Path) -> None:
     """CASES 23 with real processes: /ready is 200 and says what is wrong, and all is well again within 10 s."""
     async with running_up(tmp_path, "--redis", "embedded") as up:
         socket = embedded_redis_socket(tmp_path)
         assert socket.stat().st_mode & 0o077 == 0, "nobody else may read prompts there"
-        client = redis.Redis(unix_socket_path=str(socket))
         assert (await up.kvrelay(*QUESTION))[0].startswith(ANSWER)
-        until(lambda: any(True for _ in client.scan_iter("kvrelay:kv:default:*")))
+        with redis.Redis(unix_socket_path=str(socket)) as client:
+            until(lambda: any(True for _ in client.scan_iter("kvrelay:kv:default:*")))
         assert ready(up)["state"] == "ok"
 
         os.kill(up.pid("valkey"), signal.SIGSTOP)

@@ -10,20 +10,25 @@ from services.config import Kv, embedded_redis_socket, redis_url
 from services.supervisor.valkey import ValkeyServer
 
 
+def answers(server: ValkeyServer) -> bool:
+    with redis.Redis.from_url(server.url) as client:
+        return bool(client.ping())
+
+
 def test_it_comes_back_in_the_same_place_and_ends(tmp_path: Path) -> None:
     settings = Kv(data_dir=str(tmp_path), redis_url="embedded", redis_max_bytes=20_000_000)
     server = ValkeyServer(settings)
     server.start()
     try:
         assert server.url == redis_url(settings)
-        client = redis.Redis.from_url(server.url)
-        assert client.ping() and client.config_get("maxmemory*")["maxmemory"] == "20000000"
-        assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "allkeys-lru"}
+        with redis.Redis.from_url(server.url) as client:
+            assert client.ping() and client.config_get("maxmemory*")["maxmemory"] == "20000000"
+            assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "allkeys-lru"}
         assert embedded_redis_socket(tmp_path).stat().st_mode & 0o077 == 0
         server.kill()
         assert not server.alive() and server.wait() == -9
         server.start()
-        assert redis.Redis.from_url(server.url).ping()
+        assert answers(server)
     finally:
         server.stop()
     assert not embedded_redis_socket(tmp_path).exists() and server.pid is None
@@ -35,7 +40,7 @@ def test_a_long_path_gets_a_socket_elsewhere(tmp_path: Path) -> None:
     server.start()
     try:
         assert len(str(embedded_redis_socket(folder))) < 100
-        assert redis.Redis.from_url(server.url).ping()
+        assert answers(server)
     finally:
         server.stop()
         embedded_redis_socket(folder).parent.rmdir()
