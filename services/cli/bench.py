@@ -17,13 +17,6 @@ from services.supervisor.valkey import ValkeyServer
 
 # services.bench.store.SECTIONS, without importing it
 STORE_SECTIONS = ["eviction", "dedupe", "lookup", "tiers", "codecs", "merges"]
-    "eviction",
-    "dedupe",
-    "lookup",
-    "tiers",
-    "codecs",
-    "merges",
-]  # services.bench.store.SECTIONS, without importing it
 
 _STORE_EPILOG = """\b
 Examples:

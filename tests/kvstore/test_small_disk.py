@@ -53,7 +53,7 @@ def probing(store: KVStore, refs: list[BlockRef]) -> Iterator[None]:
     stop = threading.Event()
 
     def probe() -> None:
-        while not stop.is_set():
+        while not stop.wait(0.001):  # without a rest it would keep the interpreter from everybody else
             store.lookup(refs)
 
     thread = threading.Thread(target=probe)
