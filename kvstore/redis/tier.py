@@ -15,14 +15,11 @@ from kvstore.counters import TierCounters
 from kvstore.patience import Patience
 from kvstore.redis.failures import translated
 from kvstore.redis.link import Part, Reply, ReplyError, command, set_command
+from kvstore.redis.quarantine import MAX_BYTES, RedisQuarantine
 from kvstore.redis.servers import Cluster, OneServer, Server, Servers, address
 from kvstore.tier import BlobName, Life, check_tenant
 from schemas.errors import KvUnavailable
 
-MAX_QUARANTINED = 16
-_QUARANTINE = b"kvrelay:quarantine:"
-_QUARANTINE_S = 7 * 86_400
-_MAX_QUARANTINED_BYTES = 16_000_000
 _HEAD_BYTES = 4096  # who has room for no more only wants to see the beginning
 _SCAN_COUNT = 1000
 _MAX_TTL_MS = 10 * 365 * 86_400_000
@@ -55,6 +52,7 @@ class RedisTier:
         self._secret = unquote(urlsplit(url).password or "")
         self._timeout_s = timeout_s
         self._clock = clock
+        self.quarantined = RedisQuarantine(self.run)
 
     def present(self, names: Sequence[BlobName]) -> int:
         """One round trip to each server, however many names and blobs there are."""
@@ -95,28 +93,20 @@ class RedisTier:
         return [there == 1 for there in self._ask(questions)[1::2]]
 
     def quarantine(self, name: BlobName) -> None:
-        """The newest few are kept as hashes `kvrelay:quarantine:<n>`, unless the server has no room for them."""
         key = key_of(name)
         size, blob = self._damaged(key)
-        (removed,) = self._pipeline(key, [command(b"UNLINK", key)])
+        (removed,) = self.run(key, [command(b"UNLINK", key)])
         if removed != 1:
             return
         self.counters.add(quarantined=1)
-        with suppress(KvUnavailable):
-            (number,) = self._pipeline(_QUARANTINE + b"last", [command(b"INCR", _QUARANTINE + b"last")])
-            assert isinstance(number, int)
-            kept = _QUARANTINE + b"%d" % (number % MAX_QUARANTINED)
-            fields = [b"key", key, b"at", b"%d" % int(self._clock()), b"size", b"%d" % size, b"blob", blob]
-            life = command(b"EXPIRE", kept, b"%d" % _QUARANTINE_S)
-            self._pipeline(kept, [command(b"UNLINK", kept), command(b"HSET", kept, *fields), life])
+        self.quarantined.keep(key, size, blob, self._clock())
 
     def names(self, tenant: str = "*") -> Iterator[BlobName]:
         """What is there, of one tenant or of all; while others write, it may miss some or name some twice."""
         for _, keys in self._scan(tenant):
             for key in keys:
-                _, _, owner, digits = key.decode("ascii", "replace").split(":", 3)
-                with suppress(ValueError):
-                    yield BlobName(owner, bytes.fromhex(digits))
+                if (name := name_of(key)) is not None:
+                    yield name
 
     def erase(self, tenant: str) -> int:
         check_tenant(tenant)
@@ -127,7 +117,13 @@ class RedisTier:
                 replies = self._send(server, message, 2 * len(keys))
             sizes, removed = replies[::2], replies[1::2]
             erased += sum(size for size, gone in zip(sizes, removed, strict=True) if gone and isinstance(size, int))
-        return erased + self._erase_quarantined(tenant)
+        return erased + self.quarantined.remove(_prefix(tenant))[1]
+
+    def run(self, key: bytes, commands: Sequence[list[Part]]) -> list[Reply]:
+        """Several commands on one key in one round trip."""
+        message = [part for parts in commands for part in parts]
+        with self._translated():
+            return self._at_place(key, lambda server: self._send(server, message, len(commands)))
 
     def probe(self) -> None:
         """Raises what a read would, or else a write."""
@@ -135,22 +131,10 @@ class RedisTier:
             for server in self._servers.all():
                 self._send(server, command(b"PING"), 1)
         key = b"kvrelay:probe:%d" % (time.time_ns() % 16_384)
-        self._pipeline(key, [set_command(key, [b"x" * 64], 1000)])
+        self.run(key, [set_command(key, [b"x" * 64], 1000)])
 
     def close(self) -> None:
         self._servers.close()
-
-    def _erase_quarantined(self, tenant: str) -> int:
-        erased = 0
-        for number in range(MAX_QUARANTINED):
-            kept = _QUARANTINE + b"%d" % number
-            (fields,) = self._pipeline(kept, [command(b"HMGET", kept, b"key", b"blob")])
-            assert isinstance(fields, list)
-            key, blob = fields
-            if isinstance(key, bytes) and key.startswith(_prefix(tenant)):
-                (removed,) = self._pipeline(kept, [command(b"UNLINK", kept)])
-                erased += len(blob) if removed and isinstance(blob, bytes) else 0
-        return erased
 
     def _get(self, server: Server, key: bytes, into: Sequence[memoryview], patience: Patience) -> int | None:
         with server.link(min(self._until_s(), patience.until_s)) as link, patience.watched(link.abort):
@@ -160,7 +144,7 @@ class RedisTier:
     def _read_head(self, key: bytes, into: Sequence[memoryview]) -> int | None:
         """Without the rest of the blob. One without bytes cannot be told from none here, and is of no use either."""
         wanted = b"%d" % (sum(map(len, into)) - 1)
-        size, head = self._pipeline(key, [command(b"STRLEN", key), command(b"GETRANGE", key, b"0", wanted)])
+        size, head = self.run(key, [command(b"STRLEN", key), command(b"GETRANGE", key, b"0", wanted)])
         assert isinstance(size, int) and isinstance(head, bytes)
         rest = memoryview(head)
         for buffer in into:
@@ -171,11 +155,11 @@ class RedisTier:
     def _damaged(self, key: bytes) -> tuple[int, bytes]:
         """Size and bytes of what is to be quarantined; without bytes if it is too large or no string."""
         try:
-            (size,) = self._pipeline(key, [command(b"STRLEN", key)])
+            (size,) = self.run(key, [command(b"STRLEN", key)])
             assert isinstance(size, int)
-            if size > _MAX_QUARANTINED_BYTES:
+            if size > MAX_BYTES:
                 return size, b""
-            (blob,) = self._pipeline(key, [command(b"GET", key)])
+            (blob,) = self.run(key, [command(b"GET", key)])
             return size, blob if isinstance(blob, bytes) else b""
         except KvUnavailable as error:
             if isinstance(error.__cause__, ReplyError):
@@ -198,12 +182,6 @@ class RedisTier:
                     yield server, keys
                 if cursor == b"0":
                     break
-
-    def _pipeline(self, key: bytes, commands: Sequence[list[Part]]) -> list[Reply]:
-        """Several commands on one key in one round trip."""
-        message = [part for parts in commands for part in parts]
-        with self._translated():
-            return self._at_place(key, lambda server: self._send(server, message, len(commands)))
 
     def _send(self, server: Server, message: Sequence[Part], num_replies: int) -> list[Reply]:
         with server.link(self._until_s()) as link:
@@ -258,6 +236,15 @@ class RedisTier:
 
 def key_of(name: BlobName) -> bytes:
     return _prefix(name.tenant) + name.key.hex().encode()
+
+
+def name_of(key: bytes) -> BlobName | None:
+    """The blob that lies under a key of the server."""
+    with suppress(ValueError):
+        _, _, tenant, digits = key.decode("ascii", "replace").split(":", 3)
+        name = BlobName(tenant, bytes.fromhex(digits))
+        return name if key_of(name) == key else None
+    return None
 
 
 def _prefix(tenant: str) -> bytes:

@@ -12,6 +12,7 @@ from services.cli import kv_page
 from services.cli.durations import Duration
 from services.cli.kv_explain import explain
 from services.cli.kv_pin import pin, pins, unpin
+from services.cli.kv_store import open_view
 from services.cli.options import with_settings
 from services.cli.progress import Progress
 from services.config import Settings
@@ -20,7 +21,7 @@ from services.kv.removal import collect, condemn, remove
 from services.kv.totals import totals
 from services.kv.verification import Damage
 from services.kv.verification import verify as verify_blobs
-from services.kv.view import ALL, Choice, StoreView
+from services.kv.view import ALL, Choice
 
 _EXAMPLES = """\b
 Examples:
@@ -37,7 +38,8 @@ Examples:
 def kv() -> None:
     """Look into the KV store, keep prompts in it, and remove what should go.
 
-    These are an operator's commands: they work on everybody's blocks, the files under kv.data_dir. They need
+    These are an operator's commands: they work on everybody's blocks, the files under kv.data_dir, and those in
+    kv.redis_url if there is one. They need
     neither a running pipeline nor the model (explain and pin need its tokenizer), and may be used while workers serve.
     """
 
@@ -63,7 +65,7 @@ def _with_choice(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @kv.command(epilog="\b\nExamples:\n  kvrelay kv ls --unused-for 12h\n  kvrelay kv ls --tenant acme --json | jq .key")
-@with_settings("kv.data_dir")
+@with_settings("kv.data_dir", "kv.redis_url")
 @_with_choice
 @click.option("--sort", type=click.Choice(list(listing.SORTS)), default="used", show_default=True)
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Print so many at most.")
@@ -73,7 +75,7 @@ def ls(settings: Settings, choice: Choice, sort: str, limit: int | None, as_json
 
     UNUSED is the time since the last use. A chain's later blocks count as used a little earlier than its first ones.
     """
-    view = StoreView.open(settings.kv)
+    view = open_view(settings)
     with Progress("blocks seen") as progress:
         view.tick = progress.tick
         rows = listing.rows(view, view.held(choice), sort)
@@ -85,11 +87,11 @@ def ls(settings: Settings, choice: Choice, sort: str, limit: int | None, as_json
 
 @kv.command(epilog="\b\nExamples:\n  kvrelay kv show 9f86d081\n  kvrelay kv show --json 9f86d081884c7d65 | jq .header")
 @click.argument("key")
-@with_settings("kv.data_dir")
+@with_settings("kv.data_dir", "kv.redis_url")
 @_as_json
 def show(settings: Settings, key: str, as_json: bool) -> None:
     """Print all that is known of a block. KEY: enough first digits of its key to tell it from the others."""
-    view = StoreView.open(settings.kv)
+    view = open_view(settings)
     with Progress("blocks seen") as progress:
         view.tick = progress.tick
         found = view.named(key)
@@ -101,11 +103,11 @@ def show(settings: Settings, key: str, as_json: bool) -> None:
 
 
 @kv.command(epilog="\b\nExamples:\n  kvrelay kv stats\n  kvrelay kv stats --json | jq .groups.tenant")
-@with_settings("kv.data_dir")
+@with_settings("kv.data_dir", "kv.redis_url")
 @_as_json
 def stats(settings: Settings, as_json: bool) -> None:
     """Add up what is stored. RATIO: how many times larger the payload is than what is stored of it."""
-    view = StoreView.open(settings.kv)
+    view = open_view(settings)
     with Progress("blocks seen") as progress:
         view.tick = progress.tick
         found = totals(view)
@@ -113,7 +115,7 @@ def stats(settings: Settings, as_json: bool) -> None:
 
 
 @kv.command(epilog="\b\nExamples:\n  kvrelay kv verify\n  kvrelay kv verify --tenant acme --keep --json")
-@with_settings("kv.data_dir")
+@with_settings("kv.data_dir", "kv.redis_url")
 @_with_choice
 @click.option("--keep", is_flag=True, help="Leave damaged blocks where they are.")
 @_as_json
@@ -123,7 +125,7 @@ def verify(settings: Settings, choice: Choice, keep: bool, as_json: bool) -> Non
     Damaged blocks go to quarantine, where the newest 16 are kept. No request was ever answered from one: workers check
     each block when they read it, and compute it again.
     """
-    view = StoreView.open(settings.kv)
+    view = open_view(settings)
     with Progress("blocks verified") as progress:
         view.tick = progress.tick
 
@@ -144,14 +146,14 @@ def verify(settings: Settings, choice: Choice, keep: bool, as_json: bool) -> Non
 
 
 @kv.command(epilog="\b\nExamples:\n  kvrelay kv gc\n  kvrelay kv gc --json")
-@with_settings("kv.data_dir")
+@with_settings("kv.data_dir", "kv.redis_url")
 @_as_json
 def gc(settings: Settings, as_json: bool) -> None:
     """Remove expired and quarantined blocks, and what dead writers left behind.
 
     Workers do the same as they go: this is for a store that nobody uses now. Pinned blocks stay.
     """
-    view = StoreView.open(settings.kv)
+    view = open_view(settings)
     with Progress("blocks seen") as progress:
         view.tick = progress.tick
         found = collect(view)
@@ -166,7 +168,7 @@ def gc(settings: Settings, as_json: bool) -> None:
 
 @kv.command(epilog="\b\nExamples:\n  kvrelay kv rm 9f86d081\n  kvrelay kv rm --tenant acme --yes")
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
-@with_settings("kv.data_dir")
+@with_settings("kv.data_dir", "kv.redis_url")
 @_with_choice
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @_as_json
@@ -177,7 +179,7 @@ def rm(settings: Settings, choice: Choice, keys: tuple[str, ...], yes: bool, as_
     """
     if bool(keys) == (choice != ALL):
         raise click.UsageError("name blocks by their KEYs, or say --tenant, --model or --unused-for")
-    view = StoreView.open(settings.kv)
+    view = open_view(settings)
     with Progress("blocks seen") as progress:
         view.tick = progress.tick
         found = [held for key in keys for held in view.named(key)] if keys else view.held(choice)

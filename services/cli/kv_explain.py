@@ -42,7 +42,7 @@ def _with_job(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command(epilog=_EXAMPLES)
-@with_settings("kv.data_dir", "compute.model", "compute.dtype", "bus.tenant")
+@with_settings("kv.data_dir", "kv.redis_url", "compute.model", "compute.dtype", "bus.tenant")
 @_with_job
 @click.option("--salt", default="", metavar="TEXT", help="The request's cache_salt.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with a list of blocks.")
@@ -54,12 +54,12 @@ def explain(settings: Settings, job: Job, salt: str, as_json: bool) -> None:
     quantisation, block size or arithmetic, another tenant, another salt. To tell, this looks at the blocks of all
     tenants: it is for operators, and its output for nobody else. Exit code 0 whatever it finds.
     """
+    from services.cli.kv_store import open_view
     from services.kv.explain import Explainer, Question
-    from services.kv.view import StoreView
     from services.kv.who import Who, identity_of, other_texts
     from services.text.prompt import resolve_prompt
 
-    view = StoreView.open(settings.kv)
+    view = open_view(settings)
     who = Who.of(settings, _say)
     known = identity_of(settings, who.files, view.identities)
     others = other_texts(settings.kv.data_dir, who.files)

@@ -60,7 +60,7 @@ def _with_text(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command(epilog=_EXAMPLES)
-@with_settings("kv.data_dir", "compute.model", "bus.url", "bus.tenant")
+@with_settings("kv.data_dir", "kv.redis_url", "compute.model", "bus.url", "bus.tenant")
 @_with_text
 @click.option("--wait", "wait_s", type=click.FloatRange(0), default=60.0, show_default=True, metavar="SECONDS",
               help="Wait so long for its blocks.")  # fmt: skip
@@ -92,7 +92,7 @@ def pin(settings: Settings, given: _Given, wait_s: float, as_json: bool) -> None
 
 @click.command(epilog="\b\nExamples:\n  kvrelay kv unpin 3f8a01c2d4e5\n  kvrelay kv unpin --all --tenant acme")
 @click.argument("pin_ids", nargs=-1, metavar="[PIN]...")
-@with_settings("kv.data_dir")
+@with_settings("kv.data_dir", "kv.redis_url")
 @click.option("--all", "all_pins", is_flag=True, help="All pins, or all of --tenant.")
 @click.option("--tenant", default="", metavar="NAME", help="With --all: only of this tenant.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a pin.")
@@ -100,31 +100,32 @@ def unpin(settings: Settings, pin_ids: tuple[str, ...], all_pins: bool, tenant: 
     """Remove pins. Their blocks stay for as long as any other does."""
     if bool(pin_ids) == all_pins or (tenant and not all_pins):
         raise click.UsageError("name pins, as `kvrelay kv pins` lists them, or say --all")
+    from services.cli.kv_store import open_view
     from services.kv.pinning import unpin as remove
-    from services.kv.view import StoreView
 
+    view = open_view(settings)
     if all_pins:
-        pin_ids = tuple(p.id for p in StoreView.open(settings.kv).pins.pins() if tenant in ("", p.tenant))
-    remove(settings, list(pin_ids))
+        pin_ids = tuple(p.id for p in view.pins.pins() if tenant in ("", p.tenant))
+    remove(view, list(pin_ids), settings.kv.ttl_s)
     for pin_id in pin_ids:
         click.echo(wire.encode({"id": pin_id, "unpinned": True}) if as_json else f"{pin_id}: unpinned")
 
 
 @click.command(epilog="\b\nExamples:\n  kvrelay kv pins\n  kvrelay kv pins --json | jq .text")
-@with_settings("kv.data_dir")
+@with_settings("kv.data_dir", "kv.redis_url")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a pin.")
 def pins(settings: Settings, as_json: bool) -> None:
     """List what is pinned. STORED: how many of its blocks are there for the newest build of its model."""
+    from services.cli.kv_store import open_view
     from services.kv.pinning import report
-    from services.kv.view import StoreView
 
-    book = StoreView.open(settings.kv).pins
+    view = open_view(settings)
     if not as_json:
         click.echo(_LINE.format(id="PIN", tenant="TENANT", model="MODEL", kind="KIND", tokens="TOKENS",
                                 stored="STORED", text="TEXT"))  # fmt: skip
-    for found in [report(settings, pin) for pin in book.pins()]:
+    for found in [report(view, pin) for pin in view.pins.pins()]:
         click.echo(wire.encode(found) if as_json else _line(found))
-    for name in book.damaged():
+    for name in view.pins.damaged():
         click.echo(f"{name}: damaged, and does not count: unpin it, and pin the text again", err=True)
 
 
@@ -164,12 +165,14 @@ def _text_of(file: Path) -> str:
 
 def _await(settings: Settings, pin: "Pin", tokenizer_hash: bytes, wait_s: float) -> "PinReport":
     """What there is of the pin once all of it is, or the time is up."""
+    from services.cli.kv_store import open_view
     from services.kv.pinning import report
 
+    view = open_view(settings)
     until_s = time.monotonic() + wait_s
     with Progress("looks") as progress:
         while True:
-            found = report(settings, pin, tokenizer_hash)
+            found = report(view, pin, tokenizer_hash)
             progress.say(f"{found.stored} of {found.blocks or '?'} blocks stored")
             if 0 < found.blocks <= found.stored or time.monotonic() >= until_s:
                 return found

@@ -67,9 +67,8 @@ def make_pin(settings: Settings, who: Who, wanted: Wanted) -> Pin:
     return pin
 
 
-def report(settings: Settings, pin: Pin, tokenizer_hash: bytes = b"") -> PinReport:
+def report(view: StoreView, pin: Pin, tokenizer_hash: bytes = b"") -> PinReport:
     """`tokenizer_hash`: whose tokens are told before any worker has used the store."""
-    view = StoreView.open(settings.kv)
     identities = [k for k in known(view.root) if k.record.model == pin.model]
     refs = _refs(view, pin, identities[0].identity) if identities else []
     tokenizers = [*(k.identity.tokenizer_hash for k in identities), tokenizer_hash]
@@ -90,10 +89,9 @@ def report(settings: Settings, pin: Pin, tokenizer_hash: bytes = b"") -> PinRepo
     )
 
 
-def unpin(settings: Settings, pin_ids: list[str]) -> None:
-    """Removes pins; their blocks live on as any other does. Raises `JobNotFound`, and nothing is done, if one of
-    them is none."""
-    view = StoreView.open(settings.kv)
+def unpin(view: StoreView, pin_ids: list[str], ttl_s: float) -> None:
+    """Removes pins; their blocks live on for `ttl_s`, as any other does. Raises `JobNotFound`, and nothing is done, if
+    one of them is none."""
     there = {*(pin.id for pin in view.pins.pins()), *view.pins.damaged()}
     unknown = [pin_id for pin_id in pin_ids if pin_id not in there]
     if unknown:
@@ -101,7 +99,7 @@ def unpin(settings: Settings, pin_ids: list[str]) -> None:
     before = view.pinned()
     for pin_id in pin_ids:
         view.pins.remove(pin_id)
-    _release(view, before.keys() - view.pinned().keys(), settings.kv.ttl_s)
+    _release(view, before.keys() - view.pinned().keys(), ttl_s)
 
 
 def _release(view: StoreView, names: Iterable[BlobName], ttl_s: float) -> None:

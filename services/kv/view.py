@@ -9,12 +9,17 @@ from kvstore.identities import KnownIdentity, known
 from kvstore.inventory import Entry, Inventory
 from kvstore.nvme_inventory import NvmeInventory
 from kvstore.pins import Pin, PinBook
+from kvstore.redis import RedisTier
+from kvstore.redis.inventory import RedisInventory
 from kvstore.tier import BlobName
 from schemas.blob import BlobHeader
-from schemas.errors import JobNotFound, SetupError
+from schemas.errors import JobNotFound, KvRefused, KvUnavailable, SetupError
+from services.config import redis_url
 from services.settings import Kv
 
 Tick = Callable[[], None]
+
+_TIMEOUT_S = 5.0  # an operator waits longer than a request
 
 
 def _nothing() -> None:
@@ -49,6 +54,8 @@ class StoreView:
         self.pins = PinBook(root)
         self.identities = known(root)
         self.tick: Tick = _nothing
+        self.left_out: list[str] = []  # why a tier is not among them
+        self.close: Tick = _nothing
         self._models = {_place(k): k.record.model for k in reversed(self.identities)}
 
     @classmethod
@@ -59,7 +66,21 @@ class StoreView:
             raise SetupError(
                 f"there is no KV store in {Path(settings.data_dir).absolute()}: name its folder with --data"
             )
-        return cls(root, [NvmeInventory(root)])
+        view = cls(root, [NvmeInventory(root)])
+        if url := redis_url(settings):
+            view._add_redis(RedisTier(url, is_cluster=settings.redis_cluster, timeout_s=_TIMEOUT_S))
+        return view
+
+    def _add_redis(self, tier: RedisTier) -> None:
+        self.close = tier.close
+        try:
+            tier.probe()
+        except KvRefused:
+            pass  # it can be looked at
+        except KvUnavailable as error:
+            self.left_out.append(error.message)
+            return
+        self.tiers.append(RedisInventory(tier, self.clock))
 
     def model_of(self, header: BlobHeader) -> str:
         """The model's slug; of one whose workers never told their identity, a part of its fingerprint."""
