@@ -139,6 +139,7 @@ async def lose_one_after_the_other(bus: Bus, cluster: Cluster, progress: Progres
     await asyncio.to_thread(cluster.start, leader)
 
 
+@pytest.mark.slow
 async def test_every_stream_is_exact_through_the_loss_of_a_server_and_of_the_leader(tmp_path: Path) -> None:
     progress = Progress()
     with running_cluster(tmp_path) as cluster:

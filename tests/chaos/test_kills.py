@@ -26,8 +26,8 @@ async def kill_after(up: Up, name: str, moment: asyncio.Event) -> None:
     ("victim", "kind", "max_tokens", "prompt_chars"),
     [
         ("decode-0", Token, 48, 200),
-        ("prefill-0", Start, 8, 700),
-        ("nats", Token, 48, 200),
+        pytest.param("prefill-0", Start, 8, 700, marks=pytest.mark.slow),
+        pytest.param("nats", Token, 48, 200, marks=pytest.mark.slow),
     ],
 )
 async def test_killed_under_eight_streams(

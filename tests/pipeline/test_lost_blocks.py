@@ -57,7 +57,14 @@ def zero_the_payload(data: bytearray, rng: random.Random) -> None:
     data[128:] = bytes(len(data) - 128)
 
 
-@pytest.mark.parametrize("damage", [flip_a_bit, cut_the_end, append_junk, zero_the_payload])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flip_a_bit,
+        cut_the_end,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (append_junk, zero_the_payload)),
+    ],
+)
 async def test_damaged_blocks_are_computed_again(
     pipelines: Pipelines, tmp_path: Path, damage: Callable[[bytearray, random.Random], None]
 ):

@@ -106,7 +106,7 @@ async def test_a_claim_prolongs_the_blocks_lives(broker: str, valkey: Valkey, tm
 
 async def test_expiry_does_not_touch_a_running_generation(broker: str, valkey: Valkey, tmp_path: Path) -> None:
     """CASES 10: once decode holds its copy, the store may lose everything."""
-    async with site(broker, valkey, tmp_path, store_generated=False) as here:
+    async with site(broker, valkey, tmp_path, store_generated="never") as here:
         long = JOB | {"max_tokens": 200}
         cold = await here.pipeline.ask(**long)
         job = await here.pipeline.submit(**long, cache_salt="flushed")

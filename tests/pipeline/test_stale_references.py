@@ -41,7 +41,7 @@ def files_of(pipeline: LocalPipeline, job: dict[str, Any]) -> list[Path]:
     """The stored blocks of its prompt, in order."""
     (tier,) = pipeline.decode.store.tiers
     refs = pipeline.decode.blocks.refs("default", "", job["prompt_token_ids"])
-    return [Path(tier.path(ref.name)) for ref in refs]  # type: ignore[attr-defined]
+    return [Path(tier.inner.path(ref.name)) for ref in refs]  # type: ignore[attr-defined]
 
 
 def keep(pipeline: LocalPipeline) -> None:

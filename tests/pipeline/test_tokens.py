@@ -14,7 +14,7 @@ from tests.pipeline.conftest import Pipelines, loaded
 FEW = ["rain", "rain for the clerk", "library", "alphabet", "1 tokens", "63 tokens", "64 tokens", "65 tokens"]
 
 
-@pytest.mark.parametrize("block_tokens", [16, 64])
+@pytest.mark.parametrize("block_tokens", [16, pytest.param(64, marks=pytest.mark.slow)])
 async def test_float32_equals_transformers_cold_and_warm_alone_and_together(
     pipelines: Pipelines, tmp_path: Path, block_tokens: int
 ):
@@ -35,7 +35,7 @@ async def test_float32_equals_transformers_cold_and_warm_alone_and_together(
             assert alone.start.cached_tokens == len(golden.prompt_token_ids) - 1
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 async def test_sampled_answers_equal_a_plain_single_run(pipelines: Pipelines, dtype: str):
     """Temperature 1, two choices, against one process without cache, batch, queue or store."""
     model, _ = loaded(dtype)

@@ -118,6 +118,7 @@ def test_leaving_cancels_only_when_asked_to(up: Up, number: signal.Signals) -> N
     assert (events[-1]["type"], events[-1]["code"]) == ("error", "cancelled")
 
 
+@pytest.mark.slow
 def test_it_survives_kills(up: Up) -> None:
     where = (up.running.http, up.running.nats)
     for name in ("decode-0", "prefill-0", "nats"):
