@@ -90,7 +90,8 @@ class _Bench:
         self.tier.close()
         medians = {name: statistics.median(rates) for name, rates in found.items()}
         ratios = {
-            f"of_{name}": round(statistics.median(a / b for a, b in zip(found["get"], found[name], strict=True)), 2)
+            f"{how}of_{name}": round(statistics.median(a / b for a, b in zip(found[get], found[name], strict=True)), 2)
+            for how, get in (("", "get"), ("parallel_", "get_parallel"))
             for name in medians
             if name not in ("get", "get_parallel")
         }

@@ -3,13 +3,15 @@
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
+from kvstore.redis.tier import key_of
 from schemas.blob import Codec, Quantisation
 from services.worker import runtime
 from tests.golden.goldens import GOLDENS
+from tests.kvstore.valkey import Valkey
 from tests.pipeline.conftest import Pipelines
 from tests.pipeline.earlier_worker import continued
 from tests.pipeline.local import Answer, LocalPipeline
@@ -77,18 +79,48 @@ async def test_int8_leaves_the_golden_answers_as_they_are(pipelines: Pipelines):
         assert all(answer.start.cached_tokens > 30 for answer in answers)
 
 
-async def served_with_flips(pipeline: LocalPipeline, data_dir: Path, num_flips: int) -> None:
+class Blobs(Protocol):
+    """The stored blobs of the prompt, in order, from underneath the store."""
+
+    def read(self, block: int) -> bytes: ...
+
+    def write(self, block: int, blob: bytes) -> None: ...
+
+
+class Files(list[Path]):
+    def read(self, block: int) -> bytes:
+        return self[block].read_bytes()
+
+    def write(self, block: int, blob: bytes) -> None:
+        self[block].write_bytes(blob)
+
+
+class Strings:
+    """In Valkey."""
+
+    def __init__(self, valkey: Valkey, pipeline: LocalPipeline) -> None:
+        self._client = valkey.client()
+        self._keys = [key_of(ref.name) for ref in pipeline.prefill.blocks.refs("default", "", PROMPT)]
+
+    def read(self, block: int) -> bytes:
+        blob: bytes = self._client.get(self._keys[block])
+        return blob
+
+    def write(self, block: int, blob: bytes) -> None:
+        self._client.set(self._keys[block], blob, keepttl=True)
+
+
+async def served_with_flips(pipeline: LocalPipeline, blobs: Blobs, num_flips: int) -> None:
     """Each time one bit of one of the prompt's stored blocks; the answer is the cold one, and the block is mended."""
     rng = random.Random(23)
     cold = await pipeline.ask(**job("sampled", max_tokens=3))
     assert (await pipeline.ask(**job("sampled", max_tokens=3))).start.cached_tokens == 100
-    files = block_files(pipeline, data_dir)
     for number in range(num_flips):
-        victim = rng.randrange(len(files))
-        blob = bytearray(files[victim].read_bytes())
+        victim = rng.randrange(7)
+        blob = bytearray(blobs.read(victim))
         bit = rng.randrange(8 * len(blob))
         blob[bit // 8] ^= 1 << bit % 8
-        files[victim].write_bytes(blob)
+        blobs.write(victim, bytes(blob))
         answer: Answer = await pipeline.ask(**job("sampled", max_tokens=3))
         assert answer.essence == cold.essence, f"bit {bit} of block {victim}"
         assert answer.start.cached_tokens == 16 * victim
@@ -103,4 +135,22 @@ async def test_flipped_bits_change_no_answer(
 ):
     """CASES 8."""
     async with tiny_pipelines(kv={"quantisation": quantisation, "codec": codec}) as pipeline:
-        await served_with_flips(pipeline, tmp_path, num_flips)
+        await served_with_flips(pipeline, Files(block_files(pipeline, tmp_path)), num_flips)
+
+
+@pytest.mark.parametrize(
+    ("codec", "quantisation", "num_flips"),
+    [("lz4", "none", 4), *(pytest.param(*form, 50, marks=pytest.mark.slow) for form in FORMS)],
+)
+async def test_flipped_bits_in_valkey_change_no_answer(
+    tiny_pipelines: Pipelines, nothing_resident: None, valkey: Valkey, codec: str, quantisation: str, num_flips: int
+):
+    """CASES 8. The workers have nothing else: what NVMe holds would be used first."""
+    kv = {"quantisation": quantisation, "codec": codec, "redis_url": valkey.url, "redis_timeout_s": 10.0}
+    async with tiny_pipelines(kv=kv) as pipeline:
+        for stage in (pipeline.prefill, pipeline.decode):
+            nvme, redis = stage.store.tiers
+            stage.store.tiers = (redis,)
+            stage.blocks.must_reach_all = lambda: True
+            nvme.close()
+        await served_with_flips(pipeline, Strings(valkey, pipeline), num_flips)
