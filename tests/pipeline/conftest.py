@@ -12,6 +12,7 @@ import torch
 from schemas.blob import Quantisation
 from services.bench.store_codecs import with_quantisation
 from services.bus.server import NatsServer
+from services.engine import blocks
 from services.engine.arithmetic import choose_arithmetic
 from services.engine.model import Model
 from services.engine.model_config import ModelConfig
@@ -64,6 +65,12 @@ def valkey(tmp_path: Path) -> Iterator[Valkey]:
     server = Valkey(tmp_path / "valkey").start()
     yield server
     server.kill()
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny model computes a prompt sooner than a busy machine reads it from anywhere; here blocks are waited for."""
+    monkeypatch.setattr(blocks, "MIN_FETCH_S", 10.0)
 
 
 @pytest.fixture
