@@ -8,7 +8,8 @@ import itertools
 import os
 import secrets
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvstore.filelock import is_same_file, try_lock
@@ -75,24 +76,29 @@ class Staging:
     def clean(self) -> int:
         """Removes the files of dead writers, and returns how many."""
         removed = 0
-        alive: dict[str, bool] = {}
+        files: dict[str, list[Path]] = {}
         for entry in sorted(self._folder.iterdir(), key=lambda path: path.suffix == _LOCK):
-            writer = entry.name.partition(".")[0]
-            if writer not in alive:
-                alive[writer] = self._is_alive(writer)
-            if not alive[writer]:
-                removed += entry.suffix == _PART
-                entry.unlink(missing_ok=True)
+            files.setdefault(entry.name.partition(".")[0], []).append(entry)
+        for writer, entries in files.items():
+            with self._judged(writer) as is_dead:
+                for entry in entries if is_dead else ():
+                    removed += entry.suffix == _PART
+                    entry.unlink(missing_ok=True)
         return removed
 
-    def _is_alive(self, writer: str) -> bool:
+    @contextmanager
+    def _judged(self, writer: str) -> Iterator[bool]:
+        """Whether a writer is dead. Its lock is held meanwhile: who has made the file, and not locked it yet, must find
+        that it was taken, and not lose what he writes later."""
         try:
             lock = os.open(self._folder / (writer + _LOCK), os.O_RDWR)
         except FileNotFoundError:
-            return False
+            yield True
+            return
         except OSError:
-            return True  # another user's: not ours to judge
+            yield False  # another user's: not ours to judge
+            return
         try:
-            return not try_lock(lock)
+            yield try_lock(lock)
         finally:
             os.close(lock)

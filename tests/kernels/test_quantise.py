@@ -60,7 +60,9 @@ def test_an_element_moves_by_half_a_step_at_most(values: np.ndarray, dtype: torc
     step = x.abs().amax(-1, keepdim=True) / levels
     precision = torch.finfo(dtype)
     unsaid = x.abs() * precision.eps + precision.smallest_normal * precision.eps
-    assert (moved <= step * 0.51 + 2 * step * precision.eps + unsaid).all()
+    # Where a step is no normal float32 (values up to 1.5e-36), no scale can say it: the whole vector may go.
+    lost = torch.where(step < torch.finfo(torch.float32).smallest_normal, x.abs(), 0.0)
+    assert (moved <= step * 0.51 + 2 * step * precision.eps + unsaid + lost).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

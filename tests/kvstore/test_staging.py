@@ -51,7 +51,9 @@ def test_a_part_without_a_lock_is_nobodys(tmp_path: Path) -> None:
     assert parts_in(tmp_path) == []
 
 
-def test_many_open_at_once_without_harming_each_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("round", range(40))
+def test_many_open_at_once_without_harming_each_other(tmp_path: Path, round: int) -> None:
+    """Nobody takes one who has made his lock file and not locked it yet for dead."""
     stagings = [Staging(tmp_path) for _ in range(16)]
     barrier = threading.Barrier(len(stagings))
     paths: list[str] = []
