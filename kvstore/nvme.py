@@ -15,21 +15,18 @@ from pathlib import Path
 from typing import Self
 
 from kvstore import quarantine
+from kvstore.blockfile import BLOCKS, QUARANTINE, key_in, open_unseen, path_of
 from kvstore.counters import TierCounters
 from kvstore.filetimes import expires_ns, times_of
 from kvstore.patience import Patience
 from kvstore.retention import ByteCap
 from kvstore.staging import Staging
-from kvstore.stock import BLOCKS, QUARANTINE, key_in
 from kvstore.tier import BlobName, Life, check_tenant
 from kvstore.tombstones import Reason
 from schemas.errors import KvRefused, KvUnavailable
 
 _PROBE_BYTES = 65_536
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-# Not following links and not waiting for pipes: whoever can write to the folder must not be able to hang a reader.
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_UNSEEN = getattr(os, "O_NOATIME", 0)  # a read is no use: who uses a block touches its whole chain
 
 
 class NvmeTier:
@@ -49,15 +46,14 @@ class NvmeTier:
         self._root = root
         self._clock = clock
         self._staging = Staging(root)
-        self._retention = ByteCap(root, max_bytes, self.counters, self.path, clock)
+        self._retention = ByteCap(root, max_bytes, self.counters, clock)
         self.tombstones = self._retention.janitor.tombstones
         with suppress(OSError):  # the first write tries again and says what is wrong
             self._staging.open()
         self._retention.start()
 
     def path(self, name: BlobName) -> str:
-        key = name.key.hex()
-        return f"{self._root}/{BLOCKS}/{name.tenant}/{key[:2]}/{key}.kvb"
+        return path_of(self._root, name)
 
     def present(self, names: Sequence[BlobName]) -> int:
         now_ns = self._now_ns()
@@ -76,7 +72,7 @@ class NvmeTier:
         path = self.path(name)
         with _translated("read a block from", self._root):
             try:
-                fd = _open_unseen(path)
+                fd = open_unseen(path)
             except FileNotFoundError:
                 return None
             except OSError as error:
@@ -222,13 +218,6 @@ class NvmeTier:
             return 0
         self._retention.removed(size)
         return size
-
-
-def _open_unseen(path: str) -> int:
-    try:
-        return os.open(path, _READ | _UNSEEN)
-    except PermissionError:  # another user's file
-        return os.open(path, _READ)
 
 
 def _size(path: str) -> int:

@@ -7,21 +7,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvstore import quarantine
+from kvstore.blockfile import BLOCKS, key_in, open_unseen, path_of
 from kvstore.filetimes import expires_ns, is_reused, times_of
 from kvstore.inventory import Entry, Quarantined, Tidied
 from kvstore.staging import Staging
-from kvstore.stock import BLOCKS
 from kvstore.tier import BlobName, Life
 from kvstore.tombstones import FILE as TOMBSTONES
 from kvstore.tombstones import Reason, Tombstones
 from kvstore.usage import Usage
-from schemas.blob import HEADER_BYTES, KEY_BYTES, BlobHeader, DamagedBlob, parse_header
+from schemas.blob import HEADER_BYTES, BlobHeader, DamagedBlob, parse_header
 from schemas.errors import KvUnavailable
 
 PIECE_BYTES = 4 << 20
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_UNSEEN = getattr(os, "O_NOATIME", 0)  # looking at a block is no use of it
-_SUFFIX = ".kvb"
 
 
 class NvmeInventory:
@@ -39,7 +36,7 @@ class NvmeInventory:
         for owner in self.tenants() if tenant is None else [tenant]:
             for part in _folders(self.root / BLOCKS / owner):
                 for file in _files(self.root / BLOCKS / owner / part):
-                    key = _key_of(file)
+                    key = key_in(file)
                     entry = None if key is None else self.find(BlobName(owner, key))
                     if entry is not None:
                         yield entry
@@ -53,7 +50,7 @@ class NvmeInventory:
 
     def pieces(self, name: BlobName) -> Iterator[bytes]:
         with self._translated("read"), suppress(FileNotFoundError):
-            fd = _open(self._path(name))
+            fd = open_unseen(self._path(name))
             try:
                 more = True
                 while more:  # an empty file is one empty piece
@@ -106,8 +103,7 @@ class NvmeInventory:
             self._usage.removed(num_bytes)
 
     def _path(self, name: BlobName) -> str:
-        key = name.key.hex()
-        return f"{self.root}/{BLOCKS}/{name.tenant}/{key[:2]}/{key}{_SUFFIX}"
+        return path_of(self.root, name)
 
     @contextmanager
     def _translated(self, what: str) -> Iterator[None]:
@@ -124,25 +120,11 @@ def _header(path: str, status: os.stat_result) -> BlobHeader | None:
     if not stat.S_ISREG(status.st_mode):
         return None
     with suppress(DamagedBlob, PermissionError):
-        fd = _open(path)
+        fd = open_unseen(path)
         try:
             return parse_header(os.read(fd, HEADER_BYTES))
         finally:
             os.close(fd)
-    return None
-
-
-def _open(path: str) -> int:
-    try:
-        return os.open(path, _READ | _UNSEEN)
-    except PermissionError:  # another user's file
-        return os.open(path, _READ)
-
-
-def _key_of(file: str) -> bytes | None:
-    with suppress(ValueError):
-        key = bytes.fromhex(file.removesuffix(_SUFFIX))
-        return key if len(key) == KEY_BYTES and file == f"{key.hex()}{_SUFFIX}" else None
     return None
 
 

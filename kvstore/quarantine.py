@@ -6,8 +6,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from kvstore.blockfile import QUARANTINE
 from kvstore.inventory import Quarantined
-from kvstore.stock import QUARANTINE
 from kvstore.tier import BlobName
 from schemas.blob import KEY_BYTES
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from kvstore.blockfile import QUARANTINE, path_of
 from kvstore.counters import TierCounters
 from kvstore.janitor import LOCK_WAIT_S, Janitor
-from kvstore.stock import QUARANTINE, Victim, files_in
-from kvstore.tier import BlobName
+from kvstore.stock import Victim, files_in
 from kvstore.tombstones import Reason
 from kvstore.usage import Count
 from kvstore.victims import Victims
@@ -27,20 +27,18 @@ _SLACK_BYTES = 65_536  # files take whole pages of a disk, and the counter, tomb
 
 
 class ByteCap:
-    """Thread-safe. `path_of` says where a block lies. Its methods raise `OSError` when the folder cannot be written."""
+    """Thread-safe. Its methods raise `OSError` when the folder cannot be written."""
 
     def __init__(
         self,
         root: Path,
         max_bytes: int,
         counters: TierCounters,
-        path_of: Callable[[BlobName], str],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._root = root
         self._max_bytes = max_bytes
         self._counters = counters
-        self._path_of = path_of
         self._victims = Victims(root)
         self._choosing = threading.Lock()  # of _victims
         self._evicting = threading.Lock()
@@ -162,7 +160,7 @@ class ByteCap:
 
     def _evict(self, victim: Victim) -> int:
         """The bytes in use afterwards."""
-        path = self._path_of(victim.name)
+        path = path_of(self._root, victim.name)
         try:
             status = os.stat(path, follow_symlinks=False)
             if status.st_atime_ns == victim.used_ns:  # else it was used since, and the next list has its new place

@@ -1,7 +1,6 @@
 """What block files a folder holds: one pass over all of it, some 8 us and 100 bytes of memory a file."""
 
 import os
-import re
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -11,14 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvstore.blockfile import BLOCKS, QUARANTINE, key_in
 from kvstore.eviction import eviction_order
 from kvstore.filetimes import expires_ns, is_reused
 from kvstore.tier import BlobName
-
-BLOCKS = "blocks"
-QUARANTINE = "quarantine"
-_NAME = re.compile(r"[0-9a-f]{64}\.kvb")
-_KEY_BYTES = 32
+from schemas.blob import KEY_BYTES
 
 
 class Victim(NamedTuple):
@@ -58,7 +54,7 @@ class Stock:
         tenants = np.searchsorted(np.array(self._first, np.int64), order, side="right") - 1
         return [
             Victim(
-                BlobName(self._tenants[tenant], bytes(self._keys[_KEY_BYTES * i : _KEY_BYTES * (i + 1)])),
+                BlobName(self._tenants[tenant], bytes(self._keys[KEY_BYTES * i : KEY_BYTES * (i + 1)])),
                 self._used_ns[i],
             )
             for tenant, i in zip(tenants.tolist(), order.tolist(), strict=True)
@@ -110,11 +106,6 @@ class StockTaker:
                 continue
             stock.num_bytes += status.st_size
             stock.add(key, status)
-
-
-def key_in(file_name: str) -> bytes | None:
-    """The key of the block that a file holds, going by its name."""
-    return bytes.fromhex(file_name[: 2 * _KEY_BYTES]) if _NAME.fullmatch(file_name) else None
 
 
 def folders_in(root: Path) -> list[Path]:

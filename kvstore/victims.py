@@ -5,6 +5,7 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
+from kvstore.blockfile import READ
 from kvstore.filelock import is_same_file
 from kvstore.stock import Victim
 from kvstore.tier import BlobName, check_tenant
@@ -12,7 +13,6 @@ from schemas.errors import InvalidRequest
 
 FILE = "victims"
 _RECORD = struct.Struct("<32s64sq")
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class Victims:
@@ -33,7 +33,7 @@ class Victims:
             with open(beside, "wb") as file:
                 file.write(self._records)
             os.rename(beside, self._path)
-            self._fd = os.open(self._path, _READ)
+            self._fd = os.open(self._path, READ)
         except OSError:
             for path in (beside, self._path):
                 with suppress(OSError):
@@ -65,5 +65,5 @@ class Victims:
     def _load(self) -> None:
         self.close()
         with suppress(OSError):
-            self._fd = os.open(self._path, _READ)
+            self._fd = os.open(self._path, READ)
             self._records = os.pread(self._fd, os.fstat(self._fd).st_size, 0)

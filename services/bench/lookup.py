@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from kvstore.blockfile import BLOCKS
 from kvstore.keys import BlockRef
 from kvstore.nvme import NvmeTier
-from kvstore.stock import BLOCKS
 from kvstore.tier import BlobName, Life
 from services.bench.dedupe import refs_of
 
