@@ -1,12 +1,12 @@
 """`KVStore`: verified blocks by reference, whatever tier holds them."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from typing import NamedTuple
 
+from kvstore.backlog import Backlog
 from kvstore.blob import BlobFormat
 from kvstore.codec import PLAIN, BlockCodec
 from kvstore.counters import StoreCounters
@@ -23,7 +23,6 @@ from schemas.errors import KvSkipped, KvUnavailable
 # A block counts as used this much earlier for each token before it, so that under eviction ancestors outlive their
 # descendants: what is used at one time is evicted from its end.
 _USED_STEP_S = 1e-5
-_MAX_COPIES_WAITING = 1024
 
 
 class _Use(NamedTuple):
@@ -37,9 +36,6 @@ class _Use(NamedTuple):
     def life(self, tier: Tier, ref: BlockRef) -> Life:
         used_at = self.now if self.used_at is None else self.used_at
         return Life(used_at - ref.start * _USED_STEP_S, self.now + min(self.ttl_s, tier.max_ttl_s), self.reused)
-
-
-_Work = Callable[[BlockRef, Tier, Sequence[Tier], _Use], None]
 
 
 class KVStore:
@@ -60,9 +56,7 @@ class KVStore:
         copier: Executor | None = None,
     ) -> None:
         self.counters = StoreCounters()
-        self._copier = copier
-        self._copies_waiting = 0
-        self._copies_lock = threading.Lock()
+        self._backlog = Backlog(copier, self.counters)
         self.tiers = tuple(tiers)
         self._format = BlobFormat(identity, geometry, codec)
         self._clock = clock
@@ -116,7 +110,7 @@ class KVStore:
         """
         page = self._checked(ref, page)
         use = _Use(ttl_s, self._clock(), used_at)
-        plain = quickly and self._copier is not None
+        plain = quickly and self._backlog.has_thread
         holder: Tier | None = None
         written: list[Tier] = []
         to_follow: list[Tier] = []
@@ -132,9 +126,9 @@ class KVStore:
                     holder = holder or tier
                     written.append(tier)
         if plain and written and self._format.compresses:
-            self._later(self._compress, ref, written[0], written, use)
+            self._backlog.add(self._compress, ref, written[0], written, use)
         if holder is not None and to_follow:
-            self._later(self._copy, ref, holder, to_follow, use)
+            self._backlog.add(self._copy, ref, holder, to_follow, use)
         return holder is not None
 
     def renew(
@@ -154,7 +148,7 @@ class KVStore:
             lacking = [tier for tier in self.tiers if touched[tier][i] is False]
             renewed += bool(holders)
             if holders and lacking:
-                self._later(self._copy, ref, holders[0], lacking, use)
+                self._backlog.add(self._copy, ref, holders[0], lacking, use)
         return renewed
 
     def snapshot(self) -> dict[str, int]:
@@ -176,22 +170,6 @@ class KVStore:
             return size
 
         return self._believed(tier, ref, into, decode, patience)
-
-    def _later(self, work: _Work, ref: BlockRef, source: Tier, targets: Sequence[Tier], use: _Use) -> None:
-        """Beside the requests, or at once where there is no thread for it."""
-        if self._copier is None:
-            work(ref, source, targets, use)
-            return
-        with self._copies_lock:
-            if self._copies_waiting >= _MAX_COPIES_WAITING:
-                self.counters.add(copies_dropped=1)
-                return
-            self._copies_waiting += 1
-        self._copier.submit(work, ref, source, targets, use).add_done_callback(self._copied)
-
-    def _copied(self, _: Future[None]) -> None:
-        with self._copies_lock:
-            self._copies_waiting -= 1
 
     def _copy(self, ref: BlockRef, source: Tier, targets: Sequence[Tier], use: _Use) -> None:
         """The blob as it is stored, if it is sound."""

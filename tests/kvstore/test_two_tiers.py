@@ -107,7 +107,7 @@ def test_damage_is_never_copied(copier: ThreadPoolExecutor) -> None:
 def test_copies_that_pile_up_are_dropped_and_counted(
     copier: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstore.store._MAX_COPIES_WAITING", 2)
+    monkeypatch.setattr("kvstore.backlog.MAX_WAITING", 2)
     two = Two(copier)
     two.only_far()
     begun = copier.submit(lambda: None)

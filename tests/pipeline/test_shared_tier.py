@@ -45,7 +45,7 @@ async def test_what_decode_cannot_find_on_its_disk_is_shared_before_the_hand_off
 ) -> None:
     """Were the far tier to follow later, decode would miss and send the job back."""
     async with site(broker, valkey, tmp_path) as here:
-        monkeypatch.setattr(here.pipeline.prefill.store, "_later", lambda *_: None)
+        monkeypatch.setattr(here.pipeline.prefill.store._backlog, "add", lambda *_: None)
         answer = await here.ask()
         assert here.pipeline.decode.store.counters.hits == PROMPT_BLOCKS
         assert isinstance(answer.end, Done)
