@@ -16,8 +16,8 @@ has the same functions with the same arguments, in C++, and must give the same b
     write_kv(pool, layer, kv, spans, form)              kv [R, 2 * H, D], K heads then V heads
     attend(pool, layer, queries, spans, form)           [R, heads, D] -> [R, heads * D]
 
-`spans` are `kernels.paging.SpanLike` (start, rows, pages), their rows one after the other. `pool` and `form` are those of
-`kernels.page_form.PageForm`: pages of bfloat16, or quantised as they will be stored. Rotation is
+`spans` are `kernels.paging.SpanLike` (start, rows, pages), their rows one after the other. `pool` and `form` are those
+of `kernels.page_form.PageForm`: pages of bfloat16, or quantised as they will be stored. Rotation is
 `kernels.reference.rope.rotate_`; a residual is one addition.
 """
 

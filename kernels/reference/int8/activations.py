@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.quantised_weight import GROUP
+from kernels.reference.int8.elementary import in_groups
 
 LEVELS = 127
 _TOO_SMALL = 2.0**-100  # what could overflow 127 / max, and nobody misses
@@ -24,7 +25,7 @@ class QuantisedRows(NamedTuple):
 
 def quantise(x: Tensor) -> QuantisedRows:
     """`x: [R, K] float32`, K a multiple of 32."""
-    groups = x.unflatten(-1, (-1, GROUP))
+    groups = in_groups(x, GROUP)
     largest = groups.abs().amax(-1)
     bad, small = ~largest.isfinite(), largest < _TOO_SMALL
     ordinary = torch.where(bad | small, 1.0, largest)

@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels.page_form import PageForm
 from kernels.paging import BLOCK_KEYS, SpanLike
 from kernels.quantise import LEVELS, whole_and_scale
-from kernels.reference.int8.elementary import exp, fma, tree16
+from kernels.reference.int8.elementary import exp, fma, in_groups, tree16
 
 LANES = 16
 _LANES_AT_ONCE = 1 << 21
@@ -22,8 +22,8 @@ _LANES_AT_ONCE = 1 << 21
 
 
 def write_kv(pool: Tensor, layer: int, kv: Tensor, spans: Sequence[SpanLike], form: PageForm) -> None:
-    """Stores `kv: [R, 2 * H, D] float32` (K heads, then V heads): rounded to bfloat16, or as whole numbers and scales."""
-    kv = kv.unflatten(1, (2, form.kv_heads))
+    """Stores `kv: [R, 2 * H, D] float32` (K heads, then V heads): rounded to bfloat16, or whole numbers and scales."""
+    kv = kv.view(kv.shape[0], 2, form.kv_heads, form.head_dim)
     row = 0
     for span in spans:
         positions = torch.arange(span.start, span.start + span.rows)
@@ -103,7 +103,7 @@ def _attend_rows(queries: Tensor, positions: Tensor, keys: Tensor, values: Tenso
     scores = _scores(q, keys)
     if scales is not None:
         scores = scores * scales[0][:, None]
-    scores = scores.unflatten(-1, (-1, BLOCK_KEYS)).masked_fill(~seen, -math.inf)  # [r, H, G, blocks, 64]
+    scores = in_groups(scores, BLOCK_KEYS).masked_fill(~seen, -math.inf)  # [r, H, G, blocks, 64]
     largest = scores.amax(-1)
     weights = exp(scores - largest[..., None]).masked_fill(~seen, 0.0)
     sums = _lane_sums(weights)
@@ -124,7 +124,7 @@ def _scores(q: Tensor, keys: Tensor) -> Tensor:
 
 def _lane_sums(weights: Tensor) -> Tensor:
     """`[..., 64] -> [...]`; lane l sums keys l, l + 16, ..."""
-    lanes = weights.unflatten(-1, (-1, LANES))
+    lanes = in_groups(weights, LANES)
     total = lanes[..., 0, :]
     for step in range(1, lanes.shape[-2]):
         total = total + lanes[..., step, :]
@@ -133,7 +133,7 @@ def _lane_sums(weights: Tensor) -> Tensor:
 
 def _weighted(weights: Tensor, values: Tensor, seen: Tensor) -> Tensor:
     """`weights: [r, H, G, blocks, 64]`, `values: [H, S, D]` -> the sums of each block `[r, H, G, blocks, D]`."""
-    by_block = values.unflatten(1, (-1, BLOCK_KEYS))[:, None]  # [H, 1, blocks, 64, D]
+    by_block = values.view(values.shape[0], 1, -1, BLOCK_KEYS, values.shape[-1])
     total = weights.new_zeros(*weights.shape[:-1], values.shape[-1])
     for key in range(BLOCK_KEYS):
         more = fma(weights[..., key, None], by_block[..., key, :], total)

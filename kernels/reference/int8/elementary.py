@@ -26,13 +26,13 @@ def fma(a: Tensor | float, b: Tensor | float, c: Tensor | float) -> Tensor:
     In float64 the product is exact and the sum is rounded to 53 bits. To round that to 24 bits again goes wrong only
     where it looks like a tie or the result is denormal: these few are rounded to odd first (Boldo and Melquiond, 2008).
     """
-    a, b, c = (_float64(x) for x in (a, b, c))
-    addend, product = torch.broadcast_tensors(c, a * b)
-    total = product + addend
+    product, c = _float64(a) * _float64(b), _float64(c)
+    total = product + c
     bits = total.view(torch.int64)
     doubtful = ((bits & _LOW_BITS) == _TIE) | ((total.abs() < _DENORMAL) & (total != 0))
     if doubtful.any():
-        total[doubtful] = _rounded_to_odd(product[doubtful], addend[doubtful], total[doubtful])
+        product, addend = product.expand_as(total)[doubtful], c.expand_as(total)[doubtful]
+        total[doubtful] = _rounded_to_odd(product, addend, total[doubtful])
     return total.float()
 
 
@@ -41,6 +41,11 @@ def tree16(v: Tensor) -> Tensor:
     for half in (8, 4, 2, 1):
         v = v[..., :half] + v[..., half:]
     return v[..., 0]
+
+
+def in_groups(x: Tensor, size: int) -> Tensor:
+    """`[..., K] -> [..., K / size, size]`."""
+    return x.reshape(*x.shape[:-1], x.shape[-1] // size, size)
 
 
 def exp(x: Tensor) -> Tensor:

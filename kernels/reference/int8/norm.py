@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.reference.int8.elementary import fma, tree16
+from kernels.reference.int8.elementary import fma, in_groups, tree16
 
 LANES = 16
 
@@ -13,7 +13,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Lane l of 16 sums the squares of elements l, l + 16, ...; the lanes are added as a tree.
     """
-    lanes = x.unflatten(-1, (-1, LANES))
+    lanes = in_groups(x, LANES)
     sums = torch.zeros_like(lanes[..., 0, :])
     for step in range(lanes.shape[-2]):
         squared = lanes[..., step, :]
