@@ -1,4 +1,4 @@
-"""The Llama forward pass over a paged KV pool.
+"""The forward pass of Llama and its relatives over a paged KV pool.
 
 Exact by construction: a row's K, V and logits are, bit for bit, a function of the tokens up to that row. Not of the
 rows beside it, of how a prompt was cut into passes, of the page size, or of the number of threads. Prefill and
@@ -18,7 +18,7 @@ from kernels.arithmetic import Arithmetic
 from kernels.paging import PassPlan, PoolGeometry, plan_pass, scrub_tails
 from kernels.reference.attention import attend, write_kv
 from kernels.reference.gate import silu_gate
-from kernels.reference.norm import rms_norm
+from kernels.reference.norm import head_norm_, rms_norm
 from kernels.reference.rope import RopeTable, rotate_
 from services.engine.model_config import ModelConfig
 from services.engine.weight_source import open_weights
@@ -113,7 +113,10 @@ class Model:
         """`x: [R, hidden] float32`, changed in place; `rotation` of the plan's positions."""
         config = self.config
         qkv = layer.qkv(rms_norm(x, layer.attention_norm, config.norm_eps)).view(x.shape[0], -1, config.head_dim)
-        rotate_(qkv[:, : config.num_heads + config.num_kv_heads], *rotation)
+        rotated = qkv[:, : config.num_heads + config.num_kv_heads]
+        if layer.head_norms is not None:
+            head_norm_(rotated, layer.head_norms, config.norm_eps)
+        rotate_(rotated, *rotation)
         write_kv(pool, number, self.arithmetic.as_stored(qkv[:, config.num_heads :]), plan)
         attended = attend(pool, number, qkv[:, : config.num_heads], plan)
         x.add_(layer.attention_out(attended))
