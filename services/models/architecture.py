@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from kernels.rope_scaling import RopeScaling
 from schemas.errors import SetupError
-from services.models.family import FAMILIES, Family
+from services.models.family import FAMILIES
 from services.models.refusal import unsupported
 from services.models.rope_config import rope_of
 
