@@ -14,6 +14,7 @@ from services.engine.model import Model
 from services.engine.model_config import ModelConfig
 from services.engine.pages import PagePool
 from services.engine.sampler import Sampler
+from services.models.compute_dtype import concrete_dtype
 from services.models.registry import resolve
 from services.settings import Settings
 
@@ -32,7 +33,7 @@ def run(
     model = load_model(settings)
     for num_sequences in batches:
         yield {
-            "engine": f"kvrelay {settings.compute.dtype}",
+            "engine": f"kvrelay {model.arithmetic.name.partition('.')[0]}",
             "arithmetic": model.arithmetic.name,
             "threads": torch.get_num_threads(),
             "batch": num_sequences,
@@ -44,7 +45,8 @@ def run(
 def load_model(settings: Settings) -> Model:
     files = resolve(settings.compute.model, Path(settings.kv.data_dir))
     config = ModelConfig.from_hf(files.config)
-    return Model(files, choose_arithmetic(config, settings.compute.dtype, settings.kv.quantisation))
+    dtype = concrete_dtype(settings.compute.dtype, files)
+    return Model(files, choose_arithmetic(config, dtype, settings.kv.quantisation))
 
 
 def _measure(model: Model, settings: Settings, num_sequences: int, ctx_tokens: int, num_steps: int) -> dict[str, float]:
