@@ -21,6 +21,7 @@ from kernels.reference.gate import silu_gate
 from kernels.reference.norm import rms_norm
 from kernels.reference.rope import RopeTable, rotate_
 from services.engine.model_config import ModelConfig
+from services.engine.weight_source import open_weights
 from services.engine.weights import Layer, load_weights
 
 __all__ = ["Model", "ModelConfig", "Span"]
@@ -54,7 +55,8 @@ class Model:
         """Raises `SetupError` for a model that is unsupported or incomplete."""
         self.config = ModelConfig.from_hf(files.config)
         self.arithmetic = arithmetic
-        self._weights = load_weights(files.weights, self.config, arithmetic)
+        with open_weights(files.weights, files.config) as source:
+            self._weights = load_weights(source, self.config, arithmetic)
         self._rope = RopeTable(
             self.config.head_dim, self.config.context_tokens, self.config.rope_theta, self.config.rope_scaling
         )
