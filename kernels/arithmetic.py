@@ -50,6 +50,7 @@ class Arithmetic(Protocol):
     """Tensors between the operations are float32. Each row of a result is a function of that row's own inputs.
 
     `id`, of 8 bytes, tells arithmetics apart that differ in bits: equal ids on two machines mean equal bits.
+    `kind` is how an operator asks for it: "int8", "bfloat16", "float32".
     `quantisation` ("none", "int8", "int4") says what the store keeps of K and V, and so what is attended to.
     """
 
@@ -58,7 +59,13 @@ class Arithmetic(Protocol):
     @property
     def id(self) -> bytes: ...
     @property
+    def kind(self) -> str: ...
+    @property
     def quantisation(self) -> str: ...
+
+    def unquantised(self) -> "Arithmetic":
+        """The same with K and V as they are, to compare with: only its operations mean anything."""
+        ...
 
     @property
     def takes_blocks(self) -> bool:

@@ -30,6 +30,10 @@ class Int8Arithmetic:
     quantisation: str = "none"
 
     takes_blocks = True
+    kind = NAME
+
+    def unquantised(self) -> "Int8Arithmetic":
+        return Int8Arithmetic()
 
     @property
     def name(self) -> str:

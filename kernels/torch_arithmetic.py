@@ -1,7 +1,7 @@
 """Arithmetic by a library's products, which a machine has to prove exact (`kernels.exactness`)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,6 +33,13 @@ class TorchArithmetic:
     quantisation: str = "none"
 
     takes_blocks = False
+
+    @property
+    def kind(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    def unquantised(self) -> "TorchArithmetic":
+        return replace(self, quantisation="none")
 
     def page_form(self, layers: int, kv_heads: int, page_tokens: int, head_dim: int) -> PageForm:
         return PageForm(layers, kv_heads, page_tokens, head_dim, self.dtype)

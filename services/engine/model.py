@@ -80,8 +80,7 @@ class Model(ABC):
         return self.page_form(page_tokens).empty_pool(num_pages).zero_()
 
     def form_of(self, pool: Tensor, spans: Sequence[Span], num_ids: int) -> PageForm:
-        """The form of `pool`'s pages. Raises `ValueError` unless pool, spans and ids go with the model and one another.
-        """
+        """The form of `pool`'s pages. Raises `ValueError` where pool, spans and ids do not go with the model."""
         form = self.page_form(self.page_form(16).tokens_in(pool))
         if not form.fits(pool) or not form.page_tokens or form.page_tokens % 16:
             shape = list(pool.shape)

@@ -14,7 +14,6 @@ from kernels.page_form import PageForm
 from kvstore.keys import BlockRef
 from schemas.errors import KvrelayError
 
-
 Bytes = npt.NDArray[np.uint8]
 
 

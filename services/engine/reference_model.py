@@ -40,14 +40,15 @@ class ReferenceModel(Model):
             x = self._layer(x, number, layer, running, rotation)
         return self._weights.head(self.arithmetic.rms_norm(x[rows], self._weights.norm, self.config.norm_eps))
 
-    def _layer(
-        self, x: Tensor, number: int, layer: Layer, running: Pass, rotation: tuple[Tensor, Tensor]
-    ) -> Tensor:
+    def _layer(self, x: Tensor, number: int, layer: Layer, running: Pass, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """`x: [R, hidden] float32`, changed in place; `rotation` of the pass's positions."""
         config, arithmetic = self.config, self.arithmetic
         normed = arithmetic.rms_norm(x, layer.attention_norm, config.norm_eps)
         qkv = layer.qkv(normed).view(x.shape[0], -1, config.head_dim)
-        rotate_(qkv[:, : config.num_heads + config.num_kv_heads], *rotation)
+        rotated = qkv[:, : config.num_heads + config.num_kv_heads]
+        if layer.head_norms is not None:
+            arithmetic.head_norm_(rotated, layer.head_norms, config.norm_eps)
+        rotate_(rotated, *rotation)
         running.write_kv(number, qkv[:, config.num_heads :])
         x.add_(layer.attention_out(running.attend(number, qkv[:, : config.num_heads])))
         gate_up = layer.gate_up(arithmetic.rms_norm(x, layer.mlp_norm, config.norm_eps))

@@ -1,20 +1,24 @@
-"""A Llama model's weights, by their Hugging Face names, fused and laid out for an arithmetic."""
+"""A model's weights, fused and laid out for an arithmetic."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kernels.arithmetic import Arithmetic
+from kernels.arithmetic import Arithmetic, Embedding, Weight
 from kernels.linear import Linear
 from services.engine.model_config import ModelConfig
 from services.engine.weight_source import WeightSource
+from services.models.weight_layout import LayerLayout, Product, layout_of
 
 
 @dataclass(frozen=True)
 class Layer:
+    """Norms are float32; `head_norms: [heads + kv_heads, D]` of families that normalise each head of Q and K."""
+
     attention_norm: Tensor
     qkv: Linear
+    head_norms: Tensor | None
     attention_out: Linear
     mlp_norm: Tensor
     gate_up: Linear
@@ -23,9 +27,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Weights:
-    """`embedding: [V, hidden]` in the arithmetic's dtype; norms float32."""
-
-    embedding: Tensor
+    embedding: Embedding
     layers: list[Layer]
     norm: Tensor
     head: Linear
@@ -33,36 +35,53 @@ class Weights:
 
 def load_weights(source: WeightSource, config: ModelConfig, arithmetic: Arithmetic) -> Weights:
     """Raises `SetupError` for a tensor that is missing or of the wrong shape."""
-    embedding = source.read("model.embed_tokens.weight", config.vocab_size, config.hidden)
-    head = embedding if config.tied_head else source.read("lm_head.weight", config.vocab_size, config.hidden)
+    layout = layout_of(config)
+    reader = _Reader(source, config, arithmetic)
+    (embedding,) = reader.weights(layout.embedding)
+    (head,) = (embedding,) if layout.head == layout.embedding else reader.weights(layout.head)
     return Weights(
-        embedding=embedding.to(arithmetic.dtype),
-        layers=[_layer(source, f"model.layers.{i}.", config, arithmetic) for i in range(config.num_layers)],
-        norm=_norm(source, "model.norm.weight", config, arithmetic),
+        embedding=arithmetic.embedding(embedding),
+        layers=[reader.layer(layer) for layer in layout.layers],
+        norm=reader.norm(layout.norm, config.hidden),
         head=arithmetic.head(head),
     )
 
 
-def _layer(source: WeightSource, prefix: str, config: ModelConfig, arithmetic: Arithmetic) -> Layer:
-    hidden, inner = config.hidden, config.intermediate
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+class _Reader:
+    """Reads what a layout names, in the form that the arithmetic takes."""
 
-    def linear(parts: dict[str, int], inputs: int, has_bias: bool) -> Linear:
-        """One product of several projections of the same input, `parts`: name -> outputs."""
-        weights = [source.read(f"{prefix}{name}.weight", outputs, inputs) for name, outputs in parts.items()]
-        biases = [source.read(f"{prefix}{name}.bias", outputs) for name, outputs in parts.items() if has_bias]
-        return arithmetic.linear(torch.cat(weights), torch.cat(biases) if biases else None)
+    def __init__(self, source: WeightSource, config: ModelConfig, arithmetic: Arithmetic) -> None:
+        self._source = source
+        self._config = config
+        self._arithmetic = arithmetic
 
-    attention = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
-    return Layer(
-        attention_norm=_norm(source, f"{prefix}input_layernorm.weight", config, arithmetic),
-        qkv=linear(attention, hidden, config.attention_bias),
-        attention_out=linear({"self_attn.o_proj": hidden}, queries, config.attention_bias),
-        mlp_norm=_norm(source, f"{prefix}post_attention_layernorm.weight", config, arithmetic),
-        gate_up=linear({"mlp.gate_proj": inner, "mlp.up_proj": inner}, hidden, config.mlp_bias),
-        down=linear({"mlp.down_proj": hidden}, inner, config.mlp_bias),
-    )
+    def layer(self, layout: LayerLayout) -> Layer:
+        hidden = self._config.hidden
+        return Layer(
+            attention_norm=self.norm(layout.attention_norm, hidden),
+            qkv=self._linear(layout.qkv),
+            head_norms=self._head_norms(layout),
+            attention_out=self._linear(layout.attention_out),
+            mlp_norm=self.norm(layout.mlp_norm, hidden),
+            gate_up=self._linear(layout.gate_up),
+            down=self._linear(layout.down),
+        )
 
+    def weights(self, product: Product) -> list[Weight]:
+        """Those that make the product, `[rows, inputs]` each."""
+        read = self._source.read_quantised if self._arithmetic.takes_blocks else self._source.read
+        return [read(part.name, part.rows, product.inputs) for part in product.weight]
 
-def _norm(source: WeightSource, name: str, config: ModelConfig, arithmetic: Arithmetic) -> Tensor:
-    return source.read(name, config.hidden).to(arithmetic.dtype).float()
+    def norm(self, name: str, size: int) -> Tensor:
+        return self._arithmetic.norm(self._source.read(name, size))
+
+    def _linear(self, product: Product) -> Linear:
+        bias = [self._source.read(part.name, part.rows) for part in product.bias]
+        return self._arithmetic.linear(self.weights(product), torch.cat(bias) if bias else None)
+
+    def _head_norms(self, layout: LayerLayout) -> Tensor | None:
+        if layout.q_norm is None or layout.k_norm is None:
+            return None
+        config = self._config
+        queries, keys = self.norm(layout.q_norm, config.head_dim), self.norm(layout.k_norm, config.head_dim)
+        return torch.cat([queries.expand(config.num_heads, -1), keys.expand(config.num_kv_heads, -1)])

@@ -71,6 +71,19 @@ def read_gguf(path: Path) -> GgufFile:
         raise SetupError(f"cannot read {path}: {error}") from error
 
 
+def read_floats(gguf: GgufFile, name: str) -> list[float]:
+    """The values of a small float32 tensor. Raises `SetupError` for one of another type."""
+    tensor = gguf.tensors[name]
+    if tensor.type != "F32":
+        raise SetupError(f"{gguf.path}: tensor {name} must be F32, it is {tensor.type}")
+    try:
+        with gguf.path.open("rb") as file:
+            file.seek(tensor.start)
+            return list(struct.unpack(f"<{tensor.num_bytes // 4}f", file.read(tensor.num_bytes)))
+    except (OSError, struct.error) as error:
+        raise SetupError(f"cannot read {gguf.path}: {error}") from error
+
+
 class _Cursor:
     """Walks the mapped file from front to back."""
 

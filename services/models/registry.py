@@ -10,11 +10,12 @@ from typing import Any
 from schemas.errors import SetupError
 from schemas.subjects import model_slug
 from services.models import gguf_config, hf_folder, hub, smollm2
-from services.models.architecture import check_supported
+from services.models.architecture import Architecture
 from services.models.cache import CACHE_VERSION, Manifest, ModelCache
 from services.models.digest import FileDigests, canonical_json, digest_of
 from services.models.files import CONFIG_FILE, FINGERPRINT_BYTES, ModelFiles
 from services.models.gguf_file import GgufFile, read_gguf
+from services.models.gguf_tensors import tensors_of
 from services.models.gguf_tokenizer import convert_tokenizer
 from services.models.tokenizer_files import SOURCE_FILES, copy_tokenizer
 
@@ -90,7 +91,7 @@ def _from_gguf(
     if manifest is None:
         gguf = read_gguf(path)
         config = gguf_config.config_of(gguf)
-        check_supported(config, str(path))
+        tensors_of(gguf, config)
         say(f"preparing {name}, once (10 to 30 s)")
         manifest = cache.prepare(content, lambda folder: _convert(name, gguf, config, digest, folder, say))
     return _files(name, cache.folder(content), path, manifest)
@@ -106,7 +107,7 @@ def _convert(name: str, gguf: GgufFile, config: dict[str, Any], digest: bytes, f
 
 def _from_folder(name: str, path: Path, cache: ModelCache, say: Progress) -> ModelFiles:
     config = hf_folder.config_of(path)
-    check_supported(config, str(path))
+    Architecture.from_hf(config, str(path))
     weights = hf_folder.weight_names(path)
     digests = FileDigests(cache.digest_index)
     weight_digests = [digests.of(path / weight) for weight in weights]
