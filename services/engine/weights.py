@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.arithmetic import Arithmetic
+from kernels.arithmetic import Arithmetic, Embedding, Weight
 from kernels.linear import Linear
 from services.engine.model_config import ModelConfig
 from services.engine.weight_source import WeightSource
@@ -27,9 +27,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Weights:
-    """`embedding: [V, hidden]` in the arithmetic's dtype; norms float32."""
-
-    embedding: Tensor
+    embedding: Embedding
     layers: list[Layer]
     norm: Tensor
     head: Linear
@@ -39,10 +37,10 @@ def load_weights(source: WeightSource, config: ModelConfig, arithmetic: Arithmet
     """Raises `SetupError` for a tensor that is missing or of the wrong shape."""
     layout = layout_of(config)
     reader = _Reader(source, config, arithmetic)
-    embedding = reader.weight(layout.embedding)
-    head = embedding if layout.head == layout.embedding else reader.weight(layout.head)
+    (embedding,) = reader.weights(layout.embedding)
+    (head,) = (embedding,) if layout.head == layout.embedding else reader.weights(layout.head)
     return Weights(
-        embedding=embedding.to(arithmetic.dtype),
+        embedding=arithmetic.embedding(embedding),
         layers=[reader.layer(layer) for layer in layout.layers],
         norm=reader.norm(layout.norm, config.hidden),
         head=arithmetic.head(head),
@@ -50,7 +48,7 @@ def load_weights(source: WeightSource, config: ModelConfig, arithmetic: Arithmet
 
 
 class _Reader:
-    """Reads what a layout names, in floating point."""
+    """Reads what a layout names, in the form that the arithmetic takes."""
 
     def __init__(self, source: WeightSource, config: ModelConfig, arithmetic: Arithmetic) -> None:
         self._source = source
@@ -69,17 +67,17 @@ class _Reader:
             down=self._linear(layout.down),
         )
 
-    def weight(self, product: Product) -> Tensor:
-        """`[outputs, inputs]`."""
-        parts = [self._source.read(part.name, part.rows, product.inputs) for part in product.weight]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    def weights(self, product: Product) -> list[Weight]:
+        """Those that make the product, `[rows, inputs]` each."""
+        read = self._source.read_quantised if self._arithmetic.takes_blocks else self._source.read
+        return [read(part.name, part.rows, product.inputs) for part in product.weight]
 
     def norm(self, name: str, size: int) -> Tensor:
-        return self._source.read(name, size).to(self._arithmetic.dtype).float()
+        return self._arithmetic.norm(self._source.read(name, size))
 
     def _linear(self, product: Product) -> Linear:
         bias = [self._source.read(part.name, part.rows) for part in product.bias]
-        return self._arithmetic.linear(self.weight(product), torch.cat(bias) if bias else None)
+        return self._arithmetic.linear(self.weights(product), torch.cat(bias) if bias else None)
 
     def _head_norms(self, layout: LayerLayout) -> Tensor | None:
         if layout.q_norm is None or layout.k_norm is None:
