@@ -93,7 +93,20 @@ def test_the_build_covers_weights_tokenizer_and_every_arithmetic(tmp_path: Path)
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types=['sliding_attention']"),
         ({"num_local_experts": 8}, "num_local_experts=8"),
         ({"kv_lora_rank": 512}, "kv_lora_rank=512"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.quant_method='gptq'"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config.quant_method='bitsandbytes'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config.quant_method='fp8'"),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "quant_method='compressed-tensors'"),
+        ({"compression_config": {"format": "int-quantized"}}, "compression_config"),
+        ({"model_type": "mixtral"}, "model_type 'mixtral'"),
+        ({"model_type": "deepseek_v3"}, "model_type 'deepseek_v3'"),
+        ({"model_type": "gemma2"}, "model_type 'gemma2'"),
+        ({"model_type": "qwen3_moe"}, "model_type 'qwen3_moe'"),
+        ({"model_type": "mistral", "max_position_embeddings": 8192}, "sliding_window=4096"),
+        ({"model_type": "qwen2", "sliding_window": 32, "use_sliding_window": True}, "sliding_window=32"),
+        ({"model_type": "phi3", "sliding_window": 47}, "sliding_window=47"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling.rope_type='linear'"),
+        ({"model_type": "phi3", "partial_rotary_factor": 0.75}, "partial_rotary_factor=0.75"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_scaling.rope_type='dynamic'"),
         ({"rope_parameters": {"rope_type": "proportional"}}, "rope_parameters.rope_type='proportional'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor must be a number"),
@@ -216,3 +229,11 @@ def test_large_files_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     index.write_bytes(b"{")
     digests.of(file)
     assert len(hashed) == 3
+
+
+def test_an_adapter_is_named_and_so_is_its_base(tmp_path: Path) -> None:
+    """With a model beside it too: transformers would join the two."""
+    folder = write_folder(tmp_path / "m")
+    write_json(folder / "adapter_config.json", {"peft_type": "LORA", "base_model_name_or_path": "org/base"})
+    with pytest.raises(SetupError, match=r"is a LoRA adapter .* 'org/base' \(peft's merge_and_unload\)"):
+        resolve(str(folder), tmp_path / "data")
