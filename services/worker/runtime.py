@@ -107,6 +107,7 @@ class Runtime:
         started_s = time.monotonic()
         files = prepared.files
         model = load_model(files, prepared.arithmetic)
+        files.check_unchanged()
         prepared.proofs.check(model)
         runtime = cls(settings, files, load_text(files), model)
         log.info(

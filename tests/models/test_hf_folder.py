@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from schemas.errors import SetupError
@@ -23,7 +24,7 @@ def test_what_is_taken_from_a_folder(tmp_path: Path) -> None:
     assert all(path.parent == folder for path in files.weights)
     assert lines == ["preparing Tiny-Model"]
     assert resolve(str(folder), tmp_path / "data", lines.append) == files
-    assert cached(tmp_path / "data") == [files]
+    assert cached(tmp_path / "data") == [msgspec.structs.replace(files, stamps=())]
     assert len(lines) == 1
     text = load_text(files)
     assert text.template is not None
@@ -146,6 +147,19 @@ def test_unsupported_settings_are_named(tmp_path: Path, config: dict[str, Any], 
 )
 def test_what_is_supported(tmp_path: Path, config: dict[str, Any]) -> None:
     assert resolve(str(write_folder(tmp_path / "m", config=config)), tmp_path / "data").config == CONFIG | config
+
+
+def test_weights_that_change_between_hashing_and_loading_are_noticed(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m", shards=2)
+    files = resolve(str(folder), tmp_path / "data")
+    files.check_unchanged()
+    write_folder(tmp_path / "other", shards=2, value=2.0)
+    (tmp_path / "other" / files.weights[1].name).replace(files.weights[1])
+    with pytest.raises(SetupError, match=r"model-1-of-2\.safetensors was changed while it was loaded"):
+        files.check_unchanged()
+    files.weights[1].unlink()
+    with pytest.raises(SetupError, match=r"cannot read .*model-1-of-2\.safetensors"):
+        files.check_unchanged()
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
