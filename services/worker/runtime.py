@@ -19,10 +19,12 @@ from kvstore.place import place_of
 from services.engine.batch import Batch
 from services.engine.blocks import Blocks
 from services.engine.engine import Engine
+from services.engine.loading import load_model
 from services.engine.model import Model
 from services.engine.pages import PagePool
 from services.engine.proof import Proofs
 from services.engine.storage import identity_of, open_store
+from services.models.compute_dtype import concrete_dtype
 from services.models.files import ModelFiles
 from services.models.registry import build_id, resolve, text_id
 from services.settings import Settings
@@ -55,7 +57,8 @@ class Prepared(NamedTuple):
     def of(cls, settings: Settings) -> "Prepared":
         """The first time this downloads and converts. Raises `SetupError`."""
         files = resolve(settings.compute.model, Path(settings.kv.data_dir), log.info)
-        proofs = Proofs(files, settings.compute.dtype, settings.kv.quantisation)
+        dtype = concrete_dtype(settings.compute.dtype, files)
+        proofs = Proofs(files, dtype, settings.kv.quantisation)
         return cls(files, proofs, proofs.arithmetic())
 
     @property
@@ -103,7 +106,8 @@ class Runtime:
         """Loads and checks the model; seconds. Raises `SetupError`."""
         started_s = time.monotonic()
         files = prepared.files
-        model = Model(files, prepared.arithmetic)
+        model = load_model(files, prepared.arithmetic)
+        files.check_unchanged()
         prepared.proofs.check(model)
         runtime = cls(settings, files, load_text(files), model)
         log.info(
@@ -167,7 +171,6 @@ def _make_pool(model: Model, settings: Settings) -> PagePool:
     num_pages = min(settings.scheduler.max_sequences * context_pages, budget // page_bytes)
     return PagePool(
         max(num_pages, context_pages),
-        model.page_shape(block_tokens),
-        model.arithmetic.kv_dtype,
+        model.page_form(block_tokens),
         max_idle=IDLE_CONTEXTS * context_pages,
     )
