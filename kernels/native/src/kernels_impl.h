@@ -474,17 +474,24 @@ inline void attend_quad(int32_t dim, int32_t most, const float* transposed, cons
         softmax64(s[r], seen[r], to.largest + r * each_step, to.weight + r * each_step);
         if (v.scales) times_scales(s[r], v.scales, seen[r]);
     }
+    int32_t least = seen[0];
+    for (int r = 1; r < R; ++r) least = seen[r] < least ? seen[r] : least;
     for (int32_t i = 0; i < dim; i += 64) {
         const int columns = dim - i < 64 ? (dim - i) / 16 : 4;
         F acc[R][4];
         for (int r = 0; r < R; ++r)
             for (int j = 0; j < 4; ++j) acc[r][j] = zero();
-        for (int32_t t = 0; t < most; ++t) {
+        for (int32_t t = 0; t < least; ++t) {
             F value[4];
             for (int j = 0; j < 4; ++j) value[j] = j < columns ? load(values + t * dim + i + 16 * j) : zero();
             for (int r = 0; r < R; ++r)
                 for (int j = 0; j < 4; ++j) acc[r][j] = fma(set1(s[r][t]), value[j], acc[r][j]);
         }
+        // A value that a row may not see is in no sum of it, not even times 0: it may be infinite, or 0 be negative.
+        for (int r = 0; r < R; ++r)
+            for (int32_t t = least; t < seen[r]; ++t)
+                for (int j = 0; j < columns; ++j)
+                    acc[r][j] = fma(set1(s[r][t]), load(values + t * dim + i + 16 * j), acc[r][j]);
         for (int r = 0; r < R; ++r)
             for (int j = 0; j < columns; ++j) store(to.sums + r * sums_step + i + 16 * j, acc[r][j]);
     }
