@@ -261,9 +261,8 @@ void Model::attend(int32_t number, Worker& worker) {
             attend_tile(number, tiles_[i / heads], static_cast<int32_t>(i % heads), scratch);
         });
     if (few_.empty()) return;
-    in_pieces(worker, shared, std::clamp<int64_t>(shared / (8 * threads_), 1, 4), [&](int64_t i) {
-        attend_shared(number, shared_[i / heads], static_cast<int32_t>(i % heads), scratch);
-    });
+    in_pieces(worker, shared, std::clamp<int64_t>(shared / (4 * threads_), 1, 12),
+              [&](int64_t i) { attend_shared(number, i, scratch); });
     in_pieces(worker, static_cast<int64_t>(few_.size()), 1, [&](int64_t i) { combine_row(i); });
 }
 
@@ -276,7 +275,7 @@ Keys Model::keys_of(int32_t number, int32_t which, int32_t head, const int32_t* 
         const uint8_t* from = side(pages[first / tokens], number, which);
         const int64_t slot = static_cast<int64_t>(head) * tokens + first % tokens;
         const float* scales = reinterpret_cast<const float*>(from + kv_.values_bytes());
-        return {from + slot * each, kv_.scaled() ? scales + slot : nullptr};
+        return {from + slot * each, kv_.scaled() ? scales + slot : nullptr, nullptr};
     }
     float* scales = reinterpret_cast<float*>(copy + kBlockKeys * each);
     for (int32_t done = 0; done < count;) {
@@ -287,20 +286,30 @@ Keys Model::keys_of(int32_t number, int32_t which, int32_t head, const int32_t* 
         if (kv_.scaled()) std::memcpy(scales + done, from + kv_.values_bytes() + 4 * slot, 4 * static_cast<size_t>(run));
         done += run;
     }
-    return {copy, kv_.scaled() ? scales : nullptr};
+    return {copy, kv_.scaled() ? scales : nullptr, nullptr};
 }
 
-void Model::attend_shared(int32_t number, const Shared& shared, int32_t head, float* scratch) {
+void Model::attend_shared(int32_t number, int64_t piece, float* scratch) {
     constexpr int32_t kMost = 32;
     const int32_t group = shape.heads / shape.kv_heads, dim = shape.head_dim;
+    const Shared& shared = shared_[piece / shape.kv_heads];
+    const int32_t head = static_cast<int32_t>(piece % shape.kv_heads);
+    const bool is_last = piece + 1 == static_cast<int64_t>(shared_.size()) * shape.kv_heads;
+    const Shared* next = is_last ? nullptr : &shared_[(piece + 1) / shape.kv_heads];
+    const int32_t next_head = static_cast<int32_t>((piece + 1) % shape.kv_heads);
     const int32_t* pages = pass_->pages + pass_->span_pages[shared.span];
     alignas(64) uint8_t copies[2][kBlockKeys * (256 * 4 + 4)];
     int32_t most = 0;
     for (int32_t i = shared.begin; i < shared.end; ++i)
         most = std::max(most, positions_[few_[readers_[i]].row] - shared.block * kBlockKeys + 1);
     most = std::min(most, kBlockKeys);
-    const Keys k = keys_of(number, 0, head, pages, shared.block, most, copies[0]);
-    const Keys v = keys_of(number, 1, head, pages, shared.block, most, copies[1]);
+    Keys k = keys_of(number, 0, head, pages, shared.block, most, copies[0]);
+    Keys v = keys_of(number, 1, head, pages, shared.block, most, copies[1]);
+    if (next && pass_->page_tokens % kBlockKeys == 0) {
+        const int32_t* next_pages = pass_->pages + pass_->span_pages[next->span];
+        k.ahead = keys_of(number, 0, next_head, next_pages, next->block, 0, nullptr).values;
+        v.ahead = keys_of(number, 1, next_head, next_pages, next->block, 0, nullptr).values;
+    }
     for (int32_t begin = shared.begin; begin < shared.end; begin += kMost) {
         Reader readers[kMost];
         const int32_t count = std::min(kMost, shared.end - begin);

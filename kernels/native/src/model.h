@@ -70,7 +70,7 @@ class Model {
     void norm_row(const float* from, const float* weight, const Activations& to, int64_t row, float* scratch);
     void store_row(const Layer& layer, int32_t number, int64_t row);
     void attend(int32_t number, Worker& worker);
-    void attend_shared(int32_t number, const Shared& shared, int32_t head, float* scratch);
+    void attend_shared(int32_t number, int64_t piece, float* scratch);
     void attend_tile(int32_t number, const Tile& tile, int32_t head, float* scratch);
     Keys keys_of(int32_t number, int32_t which, int32_t head, const int32_t* pages, int32_t block, int32_t count,
                  uint8_t* copy) const;

@@ -61,6 +61,8 @@ inline I magnitude_bits(F x) {
     return {_mm256_and_si256(_mm256_castps_si256(x.a), mask), _mm256_and_si256(_mm256_castps_si256(x.b), mask)};
 }
 
+inline void prefetch(const void* p) { __builtin_prefetch(p); }
+
 inline float tree16(F x) {
     const __m256 t8 = _mm256_add_ps(x.a, x.b);
     const __m128 t4 = _mm_add_ps(_mm256_castps256_ps128(t8), _mm256_extractf128_ps(t8, 1));
@@ -135,6 +137,12 @@ inline void store_int8(int8_t* p, I x) {
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xD8);
     const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
+
+/// `to[d * to_stride + t] = from[t * from_stride + d]` for sixteen t and d.
+inline void transpose16(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
+    for (int t = 0; t < 16; ++t)
+        for (int d = 0; d < 16; ++d) to[d * to_stride + t] = from[t * from_stride + d];
 }
 
 inline B load_bytes(const uint8_t* p) {

@@ -73,6 +73,8 @@ inline I magnitude_bits(F a) {
     return r;
 }
 
+inline void prefetch(const void* p) { __builtin_prefetch(p); }
+
 inline float tree16(F a) {
     float t[8];
     for (int i = 0; i < 8; ++i) t[i] = a.v[i] + a.v[i + 8];
@@ -133,6 +135,12 @@ inline void store_bf16(uint16_t* p, F a) {
 }
 inline void store_int8(int8_t* p, I a) {
     for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(a.v[i]);
+}
+
+/// `to[d * to_stride + t] = from[t * from_stride + d]` for sixteen t and d.
+inline void transpose16(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
+    for (int t = 0; t < 16; ++t)
+        for (int d = 0; d < 16; ++d) to[d * to_stride + t] = from[t * from_stride + d];
 }
 
 inline B load_bytes(const uint8_t* p) {
