@@ -7,7 +7,7 @@ from typing import Any
 
 import cffi
 
-from kernels.native.build import LIBRARY
+from kernels.native import LIBRARY
 
 HEADER = Path(__file__).parent / "src" / "api.h"
 PATH_VARIABLE = "KVRELAY_KERNELS"  # another build of the library: sanitizers
@@ -31,7 +31,7 @@ def load() -> Any:
 
 
 def instruction_set() -> str:
-    """"avx512", "avx2" or "portable": the best of this machine, or what KVRELAY_ISA names."""
+    """ "avx512", "avx2" or "portable": the best of this machine, or what KVRELAY_ISA names."""
     name: bytes = ffi.string(load().kvr_isa())
     return name.decode()
 

@@ -47,7 +47,11 @@ def quantise(x: Tensor, isa: str | None = None) -> QuantisedRows:
     x = x.contiguous()
     rows, groups = x.shape[0], x.shape[1] // 32
     values = torch.empty(x.shape, dtype=torch.int8)
-    scales, scaled, sums = torch.empty(rows, groups), torch.empty(rows, groups), torch.empty(rows, groups, dtype=torch.int32)
+    scales, scaled, sums = (
+        torch.empty(rows, groups),
+        torch.empty(rows, groups),
+        torch.empty(rows, groups, dtype=torch.int32),
+    )
     whole, counts = ffi.cast("int8_t *", values.data_ptr()), ffi.cast("int32_t *", sums.data_ptr())
     load().kvr_quantise(floats(x), *x.shape, whole, floats(scales), floats(scaled), counts)
     return QuantisedRows(values, scales, scaled)

@@ -276,7 +276,7 @@ void append(const float* x, const KvShape& shape, uint8_t* side, int32_t token) 
             case KvInt4:
                 whole_numbers(x, shape.dim, 7, whole, scales + slot);
                 for (int32_t i = 0; i < shape.dim / 2; ++i)
-                    to[i] = static_cast<uint8_t>((whole[2 * i] & 15) | whole[2 * i + 1] << 4);
+                    to[i] = static_cast<uint8_t>((whole[2 * i] & 15) | (whole[2 * i + 1] & 15) << 4);
                 break;
         }
     }
@@ -504,12 +504,14 @@ inline void attend_quad(int32_t any_dim, int32_t most, const float* transposed, 
         softmax64(s[r], seen[r], to.largest + r * each_step, to.weight + r * each_step);
         if (v.scales) times_scales(s[r], v.scales, seen[r]);
     }
+    int32_t least = seen[0];
+    for (int r = 1; r < R; ++r) least = seen[r] < least ? seen[r] : least;
     constexpr int kColumns = J % 4 == 0 && J > 0 ? 4 : 1;
     for (int32_t i = 0; i < dim; i += 16 * kColumns) {
         F acc[R][kColumns];
         for (int r = 0; r < R; ++r)
             for (int j = 0; j < kColumns; ++j) acc[r][j] = zero();
-        for (int32_t t = 0; t < most; ++t) {
+        for (int32_t t = 0; t < least; ++t) {
             F value[kColumns];
             KVR_UNROLL
             for (int j = 0; j < kColumns; ++j) value[j] = load(values + t * dim + i + 16 * j);
@@ -517,6 +519,11 @@ inline void attend_quad(int32_t any_dim, int32_t most, const float* transposed, 
             for (int r = 0; r < R; ++r)
                 for (int j = 0; j < kColumns; ++j) acc[r][j] = fma(set1(s[r][t]), value[j], acc[r][j]);
         }
+        // A value that a row may not see is in no sum of it, not even times 0: it may be infinite, or 0 be negative.
+        for (int r = 0; r < R; ++r)
+            for (int32_t t = least; t < seen[r]; ++t)
+                for (int j = 0; j < kColumns; ++j)
+                    acc[r][j] = fma(set1(s[r][t]), load(values + t * dim + i + 16 * j), acc[r][j]);
         for (int r = 0; r < R; ++r)
             for (int j = 0; j < kColumns; ++j) store(to.sums + r * sums_step + i + 16 * j, acc[r][j]);
     }

@@ -8,7 +8,7 @@ from kernels.quantised_weight import BLOCK_VALUES, QuantisedWeight
 from kernels.reference.int8.activations import quantise
 from kernels.reference.int8.elementary import fma
 
-_SUMS_AT_ONCE = 1 << 20
+_SUMS_AT_ONCE = 1 << 16
 """Sums of one piece of a product. Changes no bits."""
 
 
