@@ -53,6 +53,7 @@ class Engine:
         self.model = model
         self.pool = pool
         self.prefill_rate = Rate()  # tokens a second, in passes of at least `MIN_PREFILL_ROWS`
+        self.sampling_s = 0.0  # of all passes so far, what choosing tokens took
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
 
     async def run(self, works: Seq[Work]) -> list[Outcome]:
@@ -71,9 +72,12 @@ class Engine:
                 logit_rows.append(end - 1)
         began_s = time.perf_counter()
         logits = iter(self.model.forward(token_ids, spans, self.pool.data, logit_rows).numpy())
+        computed_s = time.perf_counter()
         if len(token_ids) >= MIN_PREFILL_ROWS:
-            self.prefill_rate.note(len(token_ids), time.perf_counter() - began_s)
-        return [_outcome(work, logits) for work in works]
+            self.prefill_rate.note(len(token_ids), computed_s - began_s)
+        outcomes = [_outcome(work, logits) for work in works]
+        self.sampling_s += time.perf_counter() - computed_s
+        return outcomes
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)

@@ -69,6 +69,7 @@ def test_every_command_has_help(command: str, tmp_path: Path) -> None:
         (["config", "check", "--set", "api.port"], "GROUP.KEY=VALUE"),
         (["config", "check", "--config", "none.toml"], "none.toml does not exist"),
         (["bench", "engine", "--batch", "0"], "--batch"),
+        (["bench", "engine", "--peer", "hf", "--peer", "vllm", "--peer-model", "x"], "is not PEER=PATH"),
         (["gateway", "--nats", "nats://127.0.0.1:1", "--port", "70000"], "api.port = 70000"),
     ],
 )
