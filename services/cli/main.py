@@ -13,6 +13,7 @@ from services.cli.shadowed import warn_of_shadowed_packages
 
 _COMMANDS = {
     "up": "services.cli.up:up",
+    "worker": "services.cli.roles:worker",
     "prefill": "services.cli.roles:prefill",
     "decode": "services.cli.roles:decode",
     "gateway": "services.cli.roles:gateway",
@@ -35,6 +36,7 @@ _EPILOG = """\b
 Examples:
   kvrelay up                                 everything here: NATS, a prefill and a decode worker, HTTP
   kvrelay up --prefill 2 --decode 2 --port 0
+  kvrelay up --both 1                        one worker for both stages
   kvrelay generate "What is the capital of France?"
   kvrelay generate --raw --json --max-tokens 20 "Here is the English alphabet: ABC"
   kvrelay chat

@@ -10,6 +10,7 @@ from schemas.subjects import Stage
 from services.bus.beats import BeatTable
 from services.bus.delivery import Delivery
 from services.decode.job import DecodeJob, Prepared
+from services.engine.batch import Batch
 from services.worker.address import Address
 from services.worker.handoff import read_handoff
 from services.worker.room import Permit
@@ -22,11 +23,14 @@ class DecodeRole:
     stages: tuple[Stage, ...] = (Stage.DECODE,)
     feeds: ProcessRole | None = None
 
-    def __init__(self, runtime: Runtime, beats: BeatTable) -> None:
+    def __init__(self, runtime: Runtime, beats: BeatTable, batch: Batch | None = None) -> None:
+        """`batch`: one that is shared with another stage."""
         # Known tokens that are missing here are run through at most a block a step, so that nobody waits for long.
         block_tokens = runtime.pool.block_tokens
         max_sequences = runtime.settings.scheduler.max_sequences
-        self.batch = runtime.batch(chunk_tokens=block_tokens, token_budget=max_sequences + block_tokens)
+        if batch is None:
+            batch = runtime.batch(chunk_tokens=block_tokens, token_budget=max_sequences + block_tokens)
+        self.batch = batch
         self._runtime = runtime
         self._handing_back = asyncio.Event()
 

@@ -24,7 +24,20 @@ def kvrelay(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProce
     )
 
 
-COMMANDS = ["up", "prefill", "decode", "gateway", "workers", "drain", "restart", "generate", "chat", "job", "dead"]
+COMMANDS = [
+    "up",
+    "worker",
+    "prefill",
+    "decode",
+    "gateway",
+    "workers",
+    "drain",
+    "restart",
+    "generate",
+    "chat",
+    "job",
+    "dead",
+]
 COMMANDS += ["kv", "model", "config", "doctor", "bench", "demo"]
 
 
@@ -60,6 +73,9 @@ def test_every_command_has_help(command: str, tmp_path: Path) -> None:
         (["dead", "retry"], "name a job or --seq N, or say --all"),
         (["dead", "drop", "--all", "hello-1"], "--all takes no ID"),
         (["prefill"], "bus.url is empty"),
+        (["worker", "--role", "both"], "bus.url is empty"),
+        (["worker"], "Missing option '--role'"),
+        (["up", "--decode", "0"], "needs a prefill and a decode worker"),
         (["workers"], "no pipeline runs on"),
         (["drain"], "name the workers to drain"),
         (["drain", "--all", "decode-1"], "name the workers to drain"),

@@ -7,19 +7,23 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
+from services.both.role import BothRole
 from services.decode.role import DecodeRole
 from services.prefill.role import PrefillRole
 from services.worker.runtime import Runtime
 from tests.pipeline.local import run_worker, settings_for
 from tests.pipeline.tiny import tiny_files, tiny_models, tiny_pipeline_text
 
+ROLES: dict[str, Any] = {"prefill": PrefillRole, "decode": DecodeRole, "both": BothRole}
+
 
 async def serve(role: str, url: str, folder: Path) -> None:
     settings = settings_for(folder, kv={"block_tokens": 16})
     runtime = Runtime(settings, tiny_files(), tiny_pipeline_text(), tiny_models()[0])
     await asyncio.to_thread(sys.stdin.readline)
-    async with run_worker(url, runtime, PrefillRole if role == "prefill" else DecodeRole):
+    async with run_worker(url, runtime, ROLES[role]):
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.read)
         print(json.dumps(runtime.store.snapshot()), flush=True)
