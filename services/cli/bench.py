@@ -13,6 +13,7 @@ from schemas.errors import SetupError
 from schemas.job import Sampling
 from services.cli.options import with_settings
 from services.config import Settings, to_env
+from services.settings import parse_cores
 from services.supervisor import cores
 from services.supervisor.valkey import ValkeyServer
 
@@ -122,7 +123,7 @@ def pipeline(settings: Settings, prompt: int, tokens: int, rounds: int) -> None:
     with borrowed_pipeline.pipeline(settings) as (_, nats_url):
         from services.bench.pipeline import run
 
-        decode_cores = cores.parse(cores.share(cores.usable(), 2)[1])
+        decode_cores = parse_cores(cores.share(cores.usable(), 2)[1])
         threads = settings.compute.threads or len(decode_cores)
         for line in run(settings, nats_url, decode_cores, threads, prompt, tokens, rounds):
             click.echo(json.dumps(line))

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from schemas.errors import NotFinite
+from services.engine.lease import Cores
 from services.engine.model import Model, Span
 from services.engine.pages import PagePool
 from services.engine.rate import Rate
@@ -49,7 +50,9 @@ Outcome = list[Sampled] | NotFinite
 class Engine:
     """Owns the model's thread; closing it waits for the pass under way."""
 
-    def __init__(self, model: Model, pool: PagePool) -> None:
+    def __init__(self, model: Model, pool: PagePool, cores: Cores | None = None) -> None:
+        """`cores`: asked before each pass how many threads it may have; None: always the model's own."""
+        self._cores = cores
         self.model = model
         self.pool = pool
         self.prefill_rate = Rate()  # tokens a second, in passes of at least `MIN_PREFILL_ROWS`
@@ -62,6 +65,15 @@ class Engine:
 
     def run_now(self, works: Seq[Work]) -> list[Outcome]:
         """The same on the calling thread."""
+        if self._cores is None:
+            return self._pass(works)
+        self.model.use_threads(self._cores.begin())
+        try:
+            return self._pass(works)
+        finally:
+            self._cores.end()
+
+    def _pass(self, works: Seq[Work]) -> list[Outcome]:
         token_ids = [token for work in works for token in work.token_ids]
         spans = [Span(work.start, len(work.token_ids), work.pages) for work in works]
         logit_rows, end = [], 0

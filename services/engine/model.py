@@ -20,6 +20,7 @@ from kernels.reference.attention import attend, write_kv
 from kernels.reference.gate import silu_gate
 from kernels.reference.norm import rms_norm
 from kernels.reference.rope import RopeTable, rotate_
+from services.engine.lease import Lease
 from services.engine.model_config import ModelConfig
 from services.engine.weights import Layer, load_weights
 
@@ -50,6 +51,8 @@ class Files(Protocol):
 class Model:
     """Not thread-safe: one pass at a time."""
 
+    borrows = False  # torch could not give a lent core back before a pass is over
+
     def __init__(self, files: Files, arithmetic: Arithmetic) -> None:
         """Raises `SetupError` for a model that is unsupported or incomplete."""
         self.config = ModelConfig.from_hf(files.config)
@@ -68,6 +71,9 @@ class Model:
         other = copy.copy(self)
         other.arithmetic = arithmetic
         return other
+
+    def use_threads(self, lease: Lease) -> None:
+        """Of the next pass."""
 
     @property
     def kv_bytes_per_token(self) -> int:

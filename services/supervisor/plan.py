@@ -8,6 +8,7 @@ import msgspec
 
 from schemas.errors import SetupError
 from services.config import KEYS, Settings, to_env, value_of
+from services.settings import parse_cores
 from services.supervisor import cores
 from services.supervisor.child import Program
 
@@ -44,7 +45,7 @@ def worker_programs(
 ) -> list[Program]:
     """The workers; `beside` are those that they run beside until these go. `rolling`: they may be of another build."""
     num_workers = sum(crew)
-    shares = cores.share(cores.parse(settings.compute.cores) or cores.usable(), num_workers)
+    shares = cores.share(parse_cores(settings.compute.cores) or cores.usable(), num_workers)
     taken = {program.env[METRICS_PORT.env] for program in beside}
     programs = []
     for index, ((role, number), share) in enumerate(zip(crew.names(), shares, strict=True)):
@@ -52,7 +53,8 @@ def worker_programs(
         if port > 0:  # the gateway has this one; a worker that replaces one has another port than that
             ports = port + 1 + index, port + 1 + index + num_workers
             port = ports[str(ports[0]) in taken]
-        own = _changed(_changed(settings, "api", metrics_port=port), "compute", cores=share)
+        neighbours = settings.compute.neighbours or cores.all_but(share, shares) or "none"
+        own = _changed(_changed(settings, "api", metrics_port=port), "compute", cores=share, neighbours=neighbours)
         programs.append(_program(f"{role}-{number}", ["worker", "--role", role, *["--rolling"] * rolling], own))
     return programs
 
@@ -74,7 +76,7 @@ def reloaded(old: Settings, new: Settings) -> Settings:
 
 def crowded(settings: Settings, num_workers: int) -> bool:
     """True if workers have to share cores."""
-    return len(cores.parse(settings.compute.cores) or cores.usable()) < num_workers
+    return len(parse_cores(settings.compute.cores) or cores.usable()) < num_workers
 
 
 def with_addresses(settings: Settings, bus_url: str, port: int) -> Settings:

@@ -25,8 +25,9 @@ from services.engine.proof import Proofs
 from services.engine.storage import identity_of, open_store
 from services.models.files import ModelFiles
 from services.models.registry import build_id, resolve, text_id
-from services.settings import Settings
+from services.settings import Settings, parse_cores
 from services.text.model import TextModel, load_text
+from services.worker.cores import SharedCores, share_cores
 from services.worker.pinned import PinnedPrefixes
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,8 @@ class Runtime:
         self.build = build_id(files, model.arithmetic.id)
         self.text_id = text_id(files)
         self.pool = _make_pool(model, settings)
-        self.engine = Engine(model, self.pool)
+        self._cores = _shared_cores(settings, model)
+        self.engine = Engine(model, self.pool, self._cores)
         identity = identity_of(files, model, settings.kv.block_tokens)
         self._copier = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-copies")
         self.store = open_store(settings.kv, identity, model, self._copier)
@@ -135,6 +137,8 @@ class Runtime:
         """Waits for the pass under way, and shortly for calls of the store. One that hangs keeps its thread, and the
         interpreter from ending: see `services.worker.grace`."""
         self.engine.close()
+        if self._cores is not None:
+            self._cores.close()
         ending = threading.Thread(target=self._end_store_calls, daemon=True)
         ending.start()
         ending.join(CLOSE_WAIT_S)
@@ -148,6 +152,15 @@ class Runtime:
         """Waits for those that run; what waits for its turn is not made."""
         for threads in (self._io, self._copier):
             threads.shutdown(cancel_futures=True)
+
+
+def _shared_cores(settings: Settings, model: Model) -> SharedCores | None:
+    """None if this worker has a fixed number of threads, or no neighbours."""
+    compute = settings.compute
+    if compute.threads or compute.neighbours in ("", "none") or not hasattr(os, "sched_getaffinity"):
+        return None
+    wanted = parse_cores(compute.neighbours) if model.borrows else []
+    return share_cores(settings.kv.data_dir, sorted(os.sched_getaffinity(0)), wanted)
 
 
 def _remember(root: Path, record: IdentityRecord) -> None:
