@@ -28,6 +28,7 @@ _COMMANDS = {
     "model": "services.cli.model:model",
     "config": "services.cli.show_config:config",
     "doctor": "services.cli.doctor:doctor",
+    "tune": "services.cli.tune:tune",
     "bench": "services.cli.bench:bench",
     "demo": "services.cli.demo:demo",
 }
@@ -47,6 +48,7 @@ Examples:
   kvrelay workers                            who works, and on what
   kvrelay drain decode-4711-1f2e3d4c         let a worker leave; its jobs go on elsewhere
   kvrelay restart                            replace all workers, without a gap
+  kvrelay tune                               measure the scheduler's settings here, and keep the best
   kvrelay config show                        every setting, and where it comes from
   kvrelay doctor                             what is missing here, and how to get it
 """

@@ -38,7 +38,7 @@ COMMANDS = [
     "job",
     "dead",
 ]
-COMMANDS += ["kv", "model", "config", "doctor", "bench", "demo"]
+COMMANDS += ["kv", "model", "config", "doctor", "tune", "bench", "demo"]
 
 
 def test_help_lists_every_command_with_examples(tmp_path: Path) -> None:
@@ -85,6 +85,8 @@ def test_every_command_has_help(command: str, tmp_path: Path) -> None:
         (["config", "check", "--set", "api.port"], "GROUP.KEY=VALUE"),
         (["config", "check", "--config", "none.toml"], "none.toml does not exist"),
         (["bench", "engine", "--batch", "0"], "--batch"),
+        (["tune", "--show"], "nothing is kept"),
+        (["tune", "--show", "--reset"], "exclude each other"),
         (["bench", "engine", "--peer", "hf", "--peer", "vllm", "--peer-model", "x"], "is not PEER=PATH"),
         (["gateway", "--nats", "nats://127.0.0.1:1", "--port", "70000"], "api.port = 70000"),
     ],
