@@ -13,6 +13,7 @@ from schemas.job import Sampling
 from services.bench.machine import ReadBandwidth, processor
 from services.bench.peer import Peer, Place
 from services.bench.percentiles import spread_ms
+from services.engine import loading
 from services.engine.arithmetic import choose_arithmetic
 from services.engine.engine import Engine, Work
 from services.engine.model import Model
@@ -76,7 +77,7 @@ def run(settings: Settings, asked: Asked) -> Iterator[Row]:
 def load_model(settings: Settings) -> Model:
     files = resolve(settings.compute.model, Path(settings.kv.data_dir))
     config = ModelConfig.from_hf(files.config)
-    return Model(files, choose_arithmetic(config, settings.compute.dtype, settings.kv.quantisation))
+    return loading.load_model(files, choose_arithmetic(config, settings.compute.dtype, settings.kv.quantisation))
 
 
 @dataclass
@@ -101,8 +102,7 @@ class Bench:
     def measure(self, batch: int, ctx_tokens: int, num_steps: int, sampling: Sampling, into: Measured) -> None:
         block_tokens = self._settings.kv.block_tokens
         pages_each = -(-(ctx_tokens + num_steps + WARM_UP_STEPS) // block_tokens)
-        shape = self.model.page_shape(block_tokens)
-        pool = PagePool(batch * pages_each, shape, self.model.arithmetic.kv_dtype, max_idle=0)
+        pool = PagePool(batch * pages_each, self.model.page_form(block_tokens), max_idle=0)
         pool.data.zero_()  # fresh pages and first calls are not what is measured
         engine = Engine(self.model, pool)
         pages = [list(range(i * pages_each, (i + 1) * pages_each)) for i in range(batch)]
@@ -122,10 +122,7 @@ class Bench:
 
     def step_bytes(self, batch: int, tokens: int) -> int:
         """What one step of `batch` sequences with `tokens` each reads: all weights once, and all of K and V."""
-        shapes, arithmetic = self.model.config.shapes, self.model.arithmetic
-        layer = sum(n * k for n, k in shapes.linears) * arithmetic.layer_recipe.dtype.itemsize
-        head = shapes.head[0] * shapes.head[1] * arithmetic.head_recipe.dtype.itemsize
-        return self.model.config.num_layers * layer + head + batch * tokens * self.model.kv_bytes_per_token
+        return self.model.weight_bytes + batch * tokens * self.model.kv_bytes_per_token
 
 
 class _Steps:
@@ -177,7 +174,7 @@ def _row(asked: Asked, batch: int, ours: Bench, rivals: Sequence[Peer], bandwidt
     row |= {f"step_{name}": value for name, value in spread_ms(measured.steps_s).items()}
     row["steps"] = len(measured.steps_s)
     row["sampling_and_text_share"] = round((measured.choosing_s + measured.text_s) / sum(measured.steps_s), 4)
-    if bandwidth is not None:
+    if bandwidth is not None and ours.model.weight_bytes:
         read = ours.step_bytes(batch, asked.ctx_tokens + WARM_UP_STEPS + asked.num_steps // 2)
         best_s = read / (bandwidth.gb_s * 1e9)
         row |= {"step_mb": round(read / 1e6, 1), "read_gb_s": round(bandwidth.gb_s, 1)}

@@ -113,7 +113,7 @@ def _measure(model: Model, block_tokens: int, candidate: Candidate) -> Measured:
     num_sequences = candidate.max_sequences or NUM_PROMPTS
     longest = min(PROMPT_TOKENS + WARM_UP_STEPS + NUM_STEPS, model.config.context_tokens)
     num_pages = num_sequences * -(-longest // block_tokens)
-    pool = PagePool(num_pages, model.page_shape(block_tokens), model.arithmetic.kv_dtype, max_idle=0)
+    pool = PagePool(num_pages, model.page_form(block_tokens), max_idle=0)
     pool.data.zero_()  # fresh pages cost more than the pass
     engine = Engine(model, pool)
     try:
