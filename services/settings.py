@@ -20,7 +20,11 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     model: Annotated[str, key("`smollm2`, a GGUF file, a Hugging Face folder or a Hugging Face id", min_length=1)] = (
         "smollm2"
     )
-    dtype: Annotated[Literal["bfloat16", "float32"], key("arithmetic of weights, activations and KV")] = "bfloat16"
+    dtype: Annotated[
+        Literal["auto", "int8", "bfloat16", "float32"],
+        key("arithmetic of weights, activations and KV; `auto`: `int8` for a GGUF of 4- and 8-bit weights, else "
+            "`bfloat16`"),
+    ] = "bfloat16"  # fmt: skip
     threads: Annotated[int, key("compute threads of a worker; 0: one for each core it owns", "threads", ge=0)] = 0
     cores: Annotated[
         str, key("cores that a worker owns, like `0,2-3`; empty: `up` shares them out", pattern=r"^(\d+(-\d+)?(,|$))*$")

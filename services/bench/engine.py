@@ -20,6 +20,7 @@ from services.engine.model import Model
 from services.engine.model_config import ModelConfig
 from services.engine.pages import PagePool
 from services.engine.sampler import Sampler
+from services.models.compute_dtype import concrete_dtype
 from services.models.registry import resolve
 from services.settings import Settings
 from services.text.detokenizer import Detokenizer
@@ -77,7 +78,8 @@ def run(settings: Settings, asked: Asked) -> Iterator[Row]:
 def load_model(settings: Settings) -> Model:
     files = resolve(settings.compute.model, Path(settings.kv.data_dir))
     config = ModelConfig.from_hf(files.config)
-    return loading.load_model(files, choose_arithmetic(config, settings.compute.dtype, settings.kv.quantisation))
+    dtype = concrete_dtype(settings.compute.dtype, files)
+    return loading.load_model(files, choose_arithmetic(config, dtype, settings.kv.quantisation))
 
 
 @dataclass

@@ -18,9 +18,10 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     """A model that was found, checked and prepared. Reading one needs neither torch nor transformers.
 
     `path` is its folder in the cache with `config.json` (Hugging Face's form), `tokenizer.json` and
-    `tokenizer_config.json` (with the chat template); `weights` are safetensors files with Hugging Face's tensor
-    names, in that folder or where the user keeps them. `fingerprint` covers the weights and the config,
-    `tokenizer_hash` the tokenizer, its special tokens and the chat template: both go into every key.
+    `tokenizer_config.json` (with the chat template); `weights` are safetensors files, or one GGUF, where the user keeps
+    them. `product_formats` are the GGUF's formats of all weights that are multiplied or looked up, none for
+    safetensors. `fingerprint` covers the weights and the config, `tokenizer_hash` the tokenizer, its special tokens and
+    the chat template: both go into every key.
     """
 
     name: str
@@ -33,4 +34,5 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     eos_ids: tuple[int, ...]
     weights: tuple[Path, ...]
+    product_formats: tuple[str, ...] = ()
     source: str = ""

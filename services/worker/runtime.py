@@ -24,6 +24,7 @@ from services.engine.model import Model
 from services.engine.pages import PagePool
 from services.engine.proof import Proofs
 from services.engine.storage import identity_of, open_store
+from services.models.compute_dtype import concrete_dtype
 from services.models.files import ModelFiles
 from services.models.registry import build_id, resolve, text_id
 from services.settings import Settings, parse_cores
@@ -57,7 +58,8 @@ class Prepared(NamedTuple):
     def of(cls, settings: Settings) -> "Prepared":
         """The first time this downloads and converts. Raises `SetupError`."""
         files = resolve(settings.compute.model, Path(settings.kv.data_dir), log.info)
-        proofs = Proofs(files, settings.compute.dtype, settings.kv.quantisation)
+        dtype = concrete_dtype(settings.compute.dtype, files)
+        proofs = Proofs(files, dtype, settings.kv.quantisation)
         return cls(files, proofs, proofs.arithmetic())
 
     @property
