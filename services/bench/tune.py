@@ -125,13 +125,13 @@ def _measure(model: Model, block_tokens: int, candidate: Candidate) -> Measured:
 async def _run(engine: Engine, candidate: Candidate, num_sequences: int, longest: int) -> Measured:
     if candidate.is_of_prompts:
         batch = Batch(engine, chunk_tokens=candidate.chunk_tokens, token_budget=candidate.token_budget)
-        load = _Load(batch, num_sequences, min(PROMPT_TOKENS, longest - 1), num_computed=0, num_tokens=1)
+        load = _Load(engine, batch, num_sequences, min(PROMPT_TOKENS, longest - 1), num_computed=0, num_tokens=1)
     else:
         block_tokens = engine.pool.block_tokens
         batch = Batch(engine, chunk_tokens=block_tokens, token_budget=num_sequences + block_tokens)
         num_tokens = min(WARM_UP_STEPS + NUM_STEPS, longest // 2)
         context = min(CTX_TOKENS, longest - num_tokens)
-        load = _Load(batch, num_sequences, context, num_computed=context - 1, num_tokens=num_tokens)
+        load = _Load(engine, batch, num_sequences, context, num_computed=context - 1, num_tokens=num_tokens)
     began_s, passes_s = await load.run()
     times_s = [began_s, *passes_s]
     skipped = 0 if candidate.is_of_prompts else WARM_UP_STEPS
@@ -144,7 +144,10 @@ async def _run(engine: Engine, candidate: Candidate, num_sequences: int, longest
 class _Load:
     """Sequences of equal size that run until each has `num_tokens`; the first `num_computed` rows need no passes."""
 
-    def __init__(self, batch: Batch, num_sequences: int, num_prompt: int, num_computed: int, num_tokens: int) -> None:
+    def __init__(
+        self, engine: Engine, batch: Batch, num_sequences: int, num_prompt: int, num_computed: int, num_tokens: int
+    ) -> None:
+        self._engine = engine
         self._batch = batch
         self._num_left = num_sequences
         self._num_tokens = num_tokens
@@ -171,9 +174,9 @@ class _Load:
         return began_s, passes_s
 
     def _sequence(self, number: int, num_prompt: int, num_computed: int) -> Running:
-        vocab = self._batch.engine.model.config.vocab_size
+        vocab = self._engine.model.config.vocab_size
         tokens = [(1000 + k + 7 * number) % vocab for k in range(num_prompt)]
-        pool = self._batch.engine.pool
+        pool = self._engine.pool
         pages = [pool.take() for _ in range(-(-num_computed // pool.block_tokens))]
         sampler = Sampler(GREEDY, 0, number, ())
         sequence = Running(tokens, pages, num_computed, lambda outcome: self._on_computed(sequence, outcome), [sampler])

@@ -23,7 +23,7 @@ class Batch:
     """
 
     def __init__(self, engine: Engine, *, chunk_tokens: int, token_budget: int) -> None:
-        self.engine = engine
+        self._engine = engine
         self._chunk_tokens = chunk_tokens
         self._token_budget = token_budget
         self._sequences: list[Sequence] = []
@@ -52,9 +52,9 @@ class Batch:
         self._remove(sequence)
         if sequence in self._in_pass:
             for page in sequence.pages:
-                self.engine.pool.pin(page)
+                self._engine.pool.pin(page)
             self._pinned += sequence.pages
-        self.engine.pool.release(sequence.pages)
+        self._engine.pool.release(sequence.pages)
         sequence.pages = []
 
     async def withdraw(self, sequences: Iterable[Sequence]) -> None:
@@ -76,7 +76,7 @@ class Batch:
                 self._changed.clear()
                 self.progress.rest()
                 if not self._sequences:
-                    self.engine.pool.check_integrity()
+                    self._engine.pool.check_integrity()
                 await self._changed.wait()
                 continue
             await self._pass(members, works)
@@ -86,18 +86,18 @@ class Batch:
         self._pass_over.clear()
         self.progress.begin()
         try:
-            outcomes = await self.engine.run(works)
+            outcomes = await self._engine.run(works)
         finally:
             self._in_pass = []
             self._pass_over.set()
             pinned, self._pinned = self._pinned, []
             for page in pinned:
-                self.engine.pool.unpin(page)
+                self._engine.pool.unpin(page)
         self.progress.step()
         for sequence, work, outcome in zip(members, works, outcomes, strict=True):
             if sequence not in self._sequences:
                 continue
-            sequence.advance(len(work.token_ids), self.engine.pool.block_tokens)
+            sequence.advance(len(work.token_ids), self._engine.pool.block_tokens)
             if sequence.num_missing == 0:
                 sequence.on_computed(outcome)
         self.after_pass()
@@ -115,7 +115,7 @@ class Batch:
             if sequence.num_missing == 0 or sequence.is_paused():
                 continue
             to_grid = self._chunk_tokens - sequence.num_computed % self._chunk_tokens
-            work = sequence.work(self.engine.pool, min(to_grid, budget))
+            work = sequence.work(self._engine.pool, min(to_grid, budget))
             budget -= len(work.token_ids)
             members.append(sequence)
             works.append(work)
