@@ -25,6 +25,10 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         key("arithmetic of weights, activations and KV; `auto`: `int8` for a GGUF of 4- and 8-bit weights, else "
             "`bfloat16`"),
     ] = "bfloat16"  # fmt: skip
+    prefill_dtype: Annotated[
+        Literal["", "auto", "int8", "bfloat16", "float32"],
+        key("arithmetic of prefill where it is another than decode's, `compute.dtype`; both make one build"),
+    ] = ""
     threads: Annotated[int, key("compute threads of a worker; 0: one for each core it owns", "threads", ge=0)] = 0
     cores: Annotated[
         str, key("cores that a worker owns, like `0,2-3`; empty: `up` shares them out", pattern=r"^(\d+(-\d+)?(,|$))*$")

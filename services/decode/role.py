@@ -42,7 +42,7 @@ class DecodeRole:
         """Reads the hand-off, and begins to look its prompt's blocks up."""
         await asyncio.sleep(0)  # the request for the history goes out before
         handoff = self._read(delivery)
-        blocks = self._runtime.blocks
+        blocks = self._runtime.prompt_blocks
         return Prepared(handoff, blocks.look_up(blocks.refs(handoff.tenant, handoff.salt, handoff.prompt_token_ids)))
 
     def expect(self, run: JobRun) -> None:

@@ -74,10 +74,12 @@ class Model(ABC):
         other.arithmetic = arithmetic
         return other
 
-    def page_form(self, page_tokens: int) -> PageForm:
-        """Of this model's pages of so many tokens, a multiple of 16."""
+    def page_form(self, page_tokens: int, arithmetic: Arithmetic | None = None) -> PageForm:
+        """Of this model's pages of so many tokens, a multiple of 16; of those of another `arithmetic`, if given."""
         config = self.config
-        return self.arithmetic.page_form(config.num_layers, config.num_kv_heads, page_tokens, config.head_dim)
+        return (arithmetic or self.arithmetic).page_form(
+            config.num_layers, config.num_kv_heads, page_tokens, config.head_dim
+        )
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -73,9 +73,9 @@ async def both(url: str, folder: Path, **scheduler: Any) -> AsyncIterator[LocalW
 
 
 @contextmanager
-def process(role: str, url: str, folder: Path) -> "Iterator[subprocess.Popen[str]]":
+def process(role: str, url: str, folder: Path, *dtypes: str) -> "Iterator[subprocess.Popen[str]]":
     """A worker in a process of its own, serving."""
-    command = [sys.executable, "-m", "tests.pipeline.lone_worker", role, url, str(folder)]
+    command = [sys.executable, "-m", "tests.pipeline.lone_worker", role, url, str(folder), *dtypes]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8") as popen:
         try:
             assert popen.stdin is not None and popen.stdout is not None
