@@ -12,13 +12,15 @@ BIN := .venv/bin
 STAMP := .venv/installed-$(shell echo "$(CURDIR)" | cksum | cut -d " " -f 1)
 CODE := schemas kernels kvstore services tests
 
-.PHONY: help setup demo up test test-all chaos check format readme clean
+.PHONY: help setup demo up kernels test test-all sanitize chaos check format readme clean
 
 help:
 	@echo "make demo      start a pipeline, ask it three questions, stop"
 	@echo "make up        run the whole pipeline here until Ctrl-C"
 	@echo "make test      the test suite; ARGS=... goes to pytest"
 	@echo "make test-all  the suite with its slow tests"
+	@echo "make sanitize  the tests of the C++ kernels under the address, undefined behaviour and thread sanitizers (gcc)"
+	@echo "make kernels   build the C++ kernels again after a change of their sources"
 	@echo "make chaos     500 jobs under random faults, a soak, kills: about an hour; ARGS=\"--seed 7\" repeats a run"
 	@echo "make check     format, lint, types, architecture"
 	@echo "make format    rewrite files in the house format"
@@ -47,6 +49,14 @@ up: $(STAMP)
 test: $(STAMP)
 	PYTHONWARNDEFAULTENCODING=1 $(BIN)/python -m pytest -m "not slow" $(ARGS)
 
+# The sanitizers slow torch down too: fewer examples of each property are tried.
+sanitize: $(STAMP)
+	$(BIN)/python -m kernels.native.sanitize address,undefined -m pytest tests/kernels/native $(ARGS)
+	$(BIN)/python -m kernels.native.sanitize thread -m pytest tests/kernels/native $(ARGS)
+
+kernels: $(STAMP)
+	$(BIN)/python -m kernels.native.build
+
 test-all: $(STAMP)
 	PYTHONWARNDEFAULTENCODING=1 $(BIN)/python -m pytest $(ARGS)
 
@@ -67,4 +77,4 @@ readme: $(STAMP)
 	$(BIN)/kvrelay config table --update README.md
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv build kernels/native/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -22,8 +22,24 @@ def round_trip(x: Tensor, levels: int, dtype: torch.dtype) -> Tensor:
     NaN and infinity make their whole vector NaN. No zero is negative: a whole number has no such thing.
     """
     largest = x.abs().amax(-1, keepdim=True).to(dtype).float()
-    scale = largest / levels
-    cut = scale.view(torch.int32).bitwise_and(_SCALE_BITS).view(torch.float32)
-    scale = torch.where(scale < _EXACT_BELOW, scale, cut)
+    scale = _scale(largest, levels)
     whole = x.div_(largest.clamp_min_(_SMALLEST)).mul_(levels).round_().clamp_(-levels, levels)
     return whole.mul_(scale).to(dtype).add_(0.0)
+
+
+def whole_and_scale(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
+    """`x: [..., D] float32` -> what is stored of it, `[..., D] int8` and `[...] float32`; their product is what
+    `round_trip` gives in float32. Where a vector is not finite its scale is NaN and the rest 0."""
+    largest = x.abs().amax(-1, keepdim=True)
+    largest = torch.where(largest.isfinite(), largest, torch.nan)
+    scale = _scale(largest, levels)
+    whole = torch.round(x / largest.clamp_min(_SMALLEST) * levels).clamp_(-levels, levels)
+    whole = torch.where((scale == 0) | scale.isnan(), 0.0, whole)
+    return whole.to(torch.int8), scale.squeeze(-1)
+
+
+def _scale(largest: Tensor, levels: int) -> Tensor:
+    """Cut to 17 significant bits."""
+    scale = largest / levels
+    cut = scale.view(torch.int32).bitwise_and(_SCALE_BITS).view(torch.float32)
+    return torch.where(scale < _EXACT_BELOW, scale, cut)
