@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from kernels.reference.exponential import Row, exp
+from kernels.reference.int8 import exp
 
 WEIGHT_ONE = 2.0**40  # the weight of the best id
 
+Row = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.uint64]
 
@@ -58,7 +60,7 @@ def weights_of(scores: Row, best: np.float32, inv_temperature: np.float32) -> We
     """exp((score - best) / temperature) in steps of 2**-40, rounded down: `[V] uint64`."""
     with np.errstate(over="ignore"):
         z = (scores - best) * inv_temperature
-    return np.trunc(exp(z).astype(np.float64) * WEIGHT_ONE).astype(np.uint64)
+    return np.trunc(exp(torch.from_numpy(z)).numpy().astype(np.float64) * WEIGHT_ONE).astype(np.uint64)
 
 
 def _best_first(scores: Row) -> Ids:

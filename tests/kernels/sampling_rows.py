@@ -3,8 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from kernels.reference.exponential import Row
-from kernels.reference.sampling import Draw
+from kernels.reference.sampling import Draw, Row
 
 
 def row(seed: int, vocab: int = 1000, scale: float = 3.0) -> Row:

@@ -1,18 +1,14 @@
 """What a draw means: the definition against a full sort of whole numbers, and what each filter keeps."""
 
-from fractions import Fraction
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from kernels.reference.exponential import exp, fma
 from kernels.reference.sampling import Draw, choose, weights_of
 from tests.kernels.sampling_rows import draws, row, rows
 
 PLAIN = Draw(greedy=False, inv_temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, hash=0)
-NUM_CHANCES = 2000
+NUM_CHANCES = 200
 
 
 def reachable(scores: np.ndarray, **filters) -> set[int]:
@@ -51,42 +47,6 @@ def naive(scores: np.ndarray, draw: Draw) -> int | None:
 @settings(max_examples=300, deadline=None)
 def test_the_definition_is_a_full_sort_and_a_walk(scores, draw):
     assert choose(scores, draw) == naive(scores, draw)
-
-
-@given(
-    *[
-        st.builds(lambda m, e: float(np.float32(m * 2.0**e)), st.integers(-(2**24), 2**24), st.integers(-40, 10))
-        for _ in range(3)
-    ]
-)
-@settings(max_examples=500, deadline=None)
-def test_fma_rounds_once(a, b, c):
-    assert_nearest(a, b, c)
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_fma_where_two_roundings_would_miss(sign):
-    """The float64 sum lies in the middle of two float32, and what it lost decides."""
-    a, b, c = sign * 2.0**-16 * (1 + 2**-23), 1 - 2**-23, sign * (2.0**8 + 2.0**-15)
-    assert np.float32(a * b + c) != assert_nearest(a, b, c)
-
-
-def assert_nearest(a: float, b: float, c: float) -> np.float32:
-    result = fma(*(np.array([x], dtype=np.float32) for x in (a, b, c)))[0]
-    exact = Fraction(a) * Fraction(b) + Fraction(c)
-    error = abs(Fraction(float(result)) - exact)
-    for side in (np.float32(-np.inf), np.float32(np.inf)):
-        other = np.nextafter(result, side)
-        distance = abs(Fraction(float(other)) - exact)
-        assert error < distance or (error == distance and not result.view(np.int32) & 1)
-    return result
-
-
-def test_exp():
-    x = np.linspace(-85.99, 87.99, 400_001).astype(np.float32)
-    assert np.abs(exp(x) / np.exp(x.astype(np.float64)) - 1).max() < 1e-7
-    edges = np.array([0.0, -0.0, -86.1, -np.inf, 88.1, np.inf, np.nan, 1e-40], dtype=np.float32)
-    assert np.array_equal(exp(edges), np.array([1, 1, 0, 0, np.inf, np.inf, np.nan, 1], np.float32), equal_nan=True)
 
 
 def test_draws_follow_the_distribution():

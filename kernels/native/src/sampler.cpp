@@ -6,9 +6,11 @@
 #include <functional>
 #include <limits>
 
+#include "kernels.h"
 #include "sampler_passes.h"
 
-namespace kvr::sampling {
+namespace kvr {
+namespace sampling {
 namespace {
 
 constexpr double kWeightOne = 1099511627776.0;  // 2^40
@@ -30,10 +32,10 @@ struct Scratch {
 
     static int64_t groups(int64_t vocab, int64_t size) { return (vocab + size - 1) / size; }
 
-    static size_t bytes(int64_t vocab) {
+    static int64_t bytes(int64_t vocab) {
         const int64_t longs = vocab + groups(vocab, kSumGroup) + kDigits + kSumGroup + 2 * kSpill;
         const int64_t ints = 2 * (vocab + kSpill) + 2 * groups(vocab, kMaxGroup);
-        return static_cast<size_t>(8 * longs + 4 * ints + 8);
+        return 8 * longs + 4 * ints + 8;
     }
 
     Scratch(void* memory, int64_t vocab) {
@@ -228,39 +230,21 @@ class Row {
     int64_t kept_ = 0;
 };
 
-const Passes* passes_on(int isa) {
-    switch (isa) {
-        case 0:
-            return &portable_passes;
-        case 1:
-            return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &avx2_passes : nullptr;
-        case 2:
-            return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")
-                       ? &avx512_passes
-                       : nullptr;
-        default:
-            return nullptr;
-    }
-}
-
-const Passes& best_passes() {
-    static const Passes* const best = passes_on(2) ? passes_on(2) : passes_on(1) ? passes_on(1) : passes_on(0);
-    return *best;
+const Passes& passes() {
+#if defined(__x86_64__)
+    if (&kernels() == &kernels_avx512) return avx512_passes;
+    if (&kernels() == &kernels_avx2) return avx2_passes;
+#endif
+    return portable_passes;
 }
 
 }  // namespace
-}  // namespace kvr::sampling
+}  // namespace sampling
 
-using kvr::sampling::Row;
+int64_t sample_scratch_bytes(int64_t vocab) { return sampling::Scratch::bytes(vocab); }
 
-size_t kvr_sample_scratch_bytes(int64_t vocab) { return kvr::sampling::Scratch::bytes(vocab); }
-
-int kvr_sample(const float* logits, int64_t vocab, const kvr_sampling* params, uint32_t* id, void* scratch) {
-    return Row(kvr::sampling::best_passes(), logits, vocab, *params, scratch).choose(id);
+int sample(const float* logits, int64_t vocab, const kvr_sampling& params, uint32_t* id, void* scratch) {
+    return sampling::Row(sampling::passes(), logits, vocab, params, scratch).choose(id);
 }
 
-int kvr_sample_on(int isa, const float* logits, int64_t vocab, const kvr_sampling* params, uint32_t* id, void* scratch) {
-    const kvr::sampling::Passes* passes = kvr::sampling::passes_on(isa);
-    return passes == nullptr ? -1 : Row(*passes, logits, vocab, *params, scratch).choose(id);
-}
+}  // namespace kvr

@@ -24,6 +24,9 @@ struct Passes {
     int64_t (*collect)(const float* scores, int64_t n, float cut, uint32_t* ids, float* kept);
 };
 
-extern const Passes portable_passes, avx2_passes, avx512_passes;
+extern const Passes portable_passes;
+#if defined(__x86_64__)
+extern const Passes avx2_passes, avx512_passes;
+#endif
 
 }  // namespace kvr::sampling

@@ -1,0 +1,8 @@
+#if defined(__x86_64__)
+#include "vec_avx512.h"
+#include "kernels_impl.h"
+
+namespace kvr {
+KVR_TABLE(avx512);
+}
+#endif

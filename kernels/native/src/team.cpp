@@ -1,0 +1,111 @@
+#include "team.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace kvr {
+
+namespace {
+
+constexpr int kSpins = 4000;  // some 100 us: longer than any phase of a step that runs undisturbed
+
+void pause_briefly() {
+#if defined(__x86_64__)
+    _mm_pause();
+#else
+    std::this_thread::yield();
+#endif
+}
+
+template <typename Ready>
+void wait_until(Ready ready) {
+    for (int i = 0; !ready(); ++i) {
+        if (i < kSpins)
+            pause_briefly();
+        else
+            std::this_thread::yield();
+    }
+}
+
+void stay_on(int32_t core) {
+#if defined(__linux__)
+    if (core < 0) return;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(core, &set);
+    pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+#else
+    (void)core;
+#endif
+}
+
+}  // namespace
+
+void Barrier::wait() {
+    if (count_ == 1) return;
+    const uint32_t round = round_.load(std::memory_order_acquire);
+    if (waiting_.fetch_add(1, std::memory_order_acq_rel) + 1 == count_) {
+        waiting_.store(0, std::memory_order_relaxed);
+        round_.store(round + 1, std::memory_order_release);
+        return;
+    }
+    wait_until([&] { return round_.load(std::memory_order_acquire) != round; });
+}
+
+Team::Team(int32_t threads, const int32_t* cores) {
+    for (int32_t i = 1; i < threads; ++i) helpers_.emplace_back(&Team::help, this, i, cores ? cores[i - 1] : -1);
+}
+
+Team::~Team() {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        closing_ = true;
+    }
+    called_.notify_all();
+    for (std::thread& helper : helpers_) helper.join();
+}
+
+void Team::run(Work work, void* context, int32_t threads) {
+    threads = threads < 1 ? 1 : threads > size() ? size() : threads;
+    if (threads > 1) {
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            work_ = work;
+            context_ = context;
+            threads_ = threads;
+            running_.store(threads - 1, std::memory_order_relaxed);
+            round_.fetch_add(1, std::memory_order_release);
+        }
+        called_.notify_all();
+    }
+    work(context, 0, threads);
+    if (threads > 1) wait_until([&] { return running_.load(std::memory_order_acquire) == 0; });
+}
+
+void Team::help(int32_t thread, int32_t core) {
+    stay_on(core);
+    uint64_t seen = 0;
+    for (;;) {
+        Work work;
+        void* context;
+        int32_t threads;
+        {
+            std::unique_lock<std::mutex> lock(mutex_);
+            called_.wait(lock, [&] { return closing_ || round_.load(std::memory_order_relaxed) != seen; });
+            if (closing_) return;
+            seen = round_.load(std::memory_order_relaxed);
+            work = work_;
+            context = context_;
+            threads = threads_;
+        }
+        if (thread >= threads) continue;
+        work(context, thread, threads);
+        running_.fetch_sub(1, std::memory_order_release);
+    }
+}
+
+}  // namespace kvr
