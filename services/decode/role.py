@@ -16,6 +16,8 @@ from services.worker.room import Permit
 from services.worker.run import JobRun
 from services.worker.runtime import Runtime
 
+SLICE_S = 0.001  # by which a sequence that joins may hold up those that run, a step
+
 
 class DecodeRole:
     name: ProcessRole = "decode"
@@ -23,10 +25,14 @@ class DecodeRole:
     feeds: ProcessRole | None = None
 
     def __init__(self, runtime: Runtime, beats: BeatTable) -> None:
-        # Known tokens that are missing here are run through at most a block a step, so that nobody waits for long.
-        block_tokens = runtime.pool.block_tokens
-        max_sequences = runtime.settings.scheduler.max_sequences
-        self.batch = runtime.batch(chunk_tokens=block_tokens, token_budget=max_sequences + block_tokens)
+        # Known tokens that are missing here are run through at most a block a step, and beside others less.
+        block_tokens, scheduler = runtime.pool.block_tokens, runtime.settings.scheduler
+        self.batch = runtime.batch(
+            chunk_tokens=block_tokens,
+            token_budget=scheduler.max_sequences + block_tokens,
+            slice_s=SLICE_S,
+            max_draft=scheduler.max_proposals if scheduler.speculate == "lookup" else 0,
+        )
         self._runtime = runtime
         self._handing_back = asyncio.Event()
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernels.paging import SpanLike
 from kvstore.keys import BlockRef
 from schemas.errors import KvrelayError
 
@@ -143,6 +144,15 @@ class PagePool:
         """Writable view [L, 2, H, num_tokens, bytes of D] of a page's first tokens; of all of them it is contiguous,
         and the payload of a blob: layer -> (K, V) -> kv head -> token -> dim."""
         return self._bytes[page, :, :, :, :num_tokens]
+
+    def finite_rows(self, spans: Sequence[SpanLike]) -> npt.NDArray[np.bool_]:
+        """Of the spans' rows, one after the other: whether their K and V are numbers, `[R] bool`."""
+        tokens = self.block_tokens
+        positions = [(span, at) for span in spans for at in range(span.start, span.start + span.rows)]
+        pages = [span.pages[at // tokens] for span, at in positions]
+        slots = [at % tokens for _, at in positions]
+        rows = self.data[torch.tensor(pages, dtype=torch.int64), :, :, :, torch.tensor(slots, dtype=torch.int64)]
+        return rows.isfinite().flatten(1).all(1).numpy()
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` if the books do not add up. For idle moments and tests."""

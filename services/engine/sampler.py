@@ -7,21 +7,19 @@ batch mates cannot influence the result. Knows nothing of text, stop strings or 
 import hashlib
 import struct
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kernels.reference.sampling import Draw, choose
+from kernels.sampling import Draw, Row, choose
 from schemas.errors import NotFinite
 from schemas.events import Logprobs
 from schemas.job import Sampling
 
 GREEDY_TEMPERATURE = 1e-5  # below it logits that float32 can tell apart differ by more than a draw can notice
 _MAX_SCORE = float(np.finfo(np.float32).max)  # a repetition penalty near 0 makes scores that float32 cannot hold
-
-Row = npt.NDArray[np.float32]
 
 
 class Sampled(NamedTuple):
@@ -72,26 +70,28 @@ class Sampler:
         chance = 0 if self._greedy else hash64(self._seed, self._choice, index)
         return Draw(self._greedy, self._inv_temperature, sampling.top_k, sampling.top_p, sampling.min_p, chance)
 
-    def sample(self, logits: Row, index: int) -> Sampled:
+    def sample(self, logits: Row, index: int, since: Sequence[int] = ()) -> Sampled:
         """Token `index` (0 is the first generated one) from `logits: [V] float32`.
 
-        Raises `NotFinite` when a logit is NaN or the largest is infinite: the request ends, its mates go on.
+        `since`: the tokens before it that were not noted. Raises `NotFinite` when a logit is NaN or the largest is
+        infinite: the request ends, its mates go on.
         """
         token = None
         if np.isfinite(logits.max()):
-            token = choose(self._shifted(logits) if self._shifts else logits, self.draw(index))
+            token = choose(self._shifted(logits, since) if self._shifts else logits, self.draw(index))
         if token is None:
             raise not_finite()
         wanted = self._sampling.logprobs
         return Sampled(token, None if wanted is None else logprobs_of(logits, token, wanted))
 
-    def _shifted(self, logits: Row) -> Row:
+    def _shifted(self, logits: Row, since: Sequence[int]) -> Row:
         """In float64, then rounded once. What becomes too large for float32 is its largest number."""
         sampling = self._sampling
         scores = logits.astype(np.float64)
         for token, bias in sampling.logit_bias.items():
             scores[token] += bias
-        generated = np.fromiter(self._generated, dtype=np.int64, count=len(self._generated))
+        counted = self._generated + Counter(since)
+        generated = np.fromiter(counted, dtype=np.int64, count=len(counted))
         if self._prompt_ids is not None:
             seen = np.union1d(self._prompt_ids, generated)
             values = scores[seen]
@@ -99,7 +99,7 @@ class Sampler:
             with np.errstate(over="ignore"):
                 scores[seen] = np.where(values > 0, values / penalty, values * penalty)
         if len(generated):
-            counts = np.fromiter(self._generated.values(), dtype=np.float64, count=len(generated))
+            counts = np.fromiter(counted.values(), dtype=np.float64, count=len(counted))
             scores[generated] -= sampling.frequency_penalty * counts + sampling.presence_penalty
         with np.errstate(over="ignore"):  # what is too small becomes -inf, and is never drawn
             return np.minimum(scores, _MAX_SCORE).astype(np.float32)
