@@ -146,13 +146,20 @@ class PagePool:
         return self._bytes[page, :, :, :, :num_tokens]
 
     def finite_rows(self, spans: Sequence[SpanLike]) -> npt.NDArray[np.bool_]:
-        """Of the spans' rows, one after the other: whether their K and V are numbers, `[R] bool`."""
+        """Of the spans' rows, one after the other: whether their K and V are numbers, and of a row that completes a
+        block all K and V of the block: `[R] bool`."""
         tokens = self.block_tokens
-        positions = [(span, at) for span in spans for at in range(span.start, span.start + span.rows)]
-        pages = [span.pages[at // tokens] for span, at in positions]
-        slots = [at % tokens for _, at in positions]
-        rows = self.data[torch.tensor(pages, dtype=torch.int64), :, :, :, torch.tensor(slots, dtype=torch.int64)]
-        return rows.isfinite().flatten(1).all(1).numpy()
+        rows = [
+            (span.pages[at // tokens], at % tokens)
+            for span in spans
+            for at in range(span.start, span.start + span.rows)
+        ]
+        pages, slots = torch.tensor(rows, dtype=torch.int64).reshape(-1, 2).T
+        finite = self.data[pages, :, :, :, slots].isfinite().flatten(1).all(1)
+        completing = (slots == tokens - 1).nonzero()[:, 0]
+        if len(completing):
+            finite[completing] &= self.data[pages[completing]].isfinite().flatten(1).all(1)
+        return finite.numpy()
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` if the books do not add up. For idle moments and tests."""
