@@ -37,18 +37,20 @@ class CheapRows(StepCost):
 
 
 class KnowingDrafter(Drafter):
-    """Guesses `truth`, wrong now and then: both ends of a run come in every place."""
+    """Guesses as that of `truths` goes on which begins so, wrong now and then: runs end in every place."""
 
-    def __init__(self, tokens: list[int], truth: list[int], chance: random.Random) -> None:
+    def __init__(self, tokens: list[int], truths: list[list[int]], chance: random.Random) -> None:
         super().__init__(tokens)
-        self._truth = truth
+        self._truths = truths
         self._chance = chance
 
     def chances(self, count: int) -> list[float]:
         return [1.0] * self._chance.randint(0, count)
 
     def draft(self, count: int) -> list[int]:
-        guesses = [*self._truth[len(self._tokens) : len(self._tokens) + count], *[3] * count][:count]
+        known = len(self._tokens)
+        truth = next((truth for truth in self._truths if truth[:known] == self._tokens), [])
+        guesses = [*truth[known : known + count], *[3] * count][:count]
         return [3 if self._chance.random() < 0.2 else token for token in guesses]
 
 

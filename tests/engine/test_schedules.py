@@ -82,7 +82,7 @@ class Schedule:
     def drafter(self, request: Request, tokens: list[int]) -> Drafter:
         if self.chance.random() < 0.3:
             return Drafter(tokens)
-        return KnowingDrafter(tokens, request.prompt + self.truth[id(request)], self.chance)
+        return KnowingDrafter(tokens, [request.prompt + self.truth[id(request)]], self.chance)
 
     def disturb(self) -> None:
         chance = self.chance
