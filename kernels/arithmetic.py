@@ -1,12 +1,21 @@
-"""One arithmetic: the floating-point operations, in their order, by which a token's K, V and logits are made."""
+"""One arithmetic: the operations, in their order, by which a token's K, V and logits are made."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from kernels.linear import Linear, LinearRecipe
-from kernels.quantise import LEVELS, round_trip
+from kernels.linear import Linear
+from kernels.page_form import PageForm
+from kernels.paging import SpanLike
+from kernels.quantised_weight import QuantisedWeight
+
+Weight = Tensor | QuantisedWeight
+"""`[N, K]`, of a floating-point type or in blocks."""
+
+Embedding = Callable[[Tensor], Tensor]
+"""`ids: [R] int64 -> [R, K] float32`."""
 
 
 @dataclass(frozen=True)
@@ -20,37 +29,75 @@ class Shapes:
     head_dim: int
 
 
-@dataclass(frozen=True)
-class Arithmetic:
-    """Weights, K and V are rounded to `dtype`; everything between is float32, unless the recipe multiplies in `dtype`.
-
-    With a `quantisation` other than "none", K and V are rounded to what the store will keep of them.
-
-    `id` tells arithmetics apart that differ in bits: it is a digest of the recipe, the instruction set and of what
-    the operations gave for fixed inputs, so that equal ids on two machines mean equal bits.
-    """
-
-    name: str
-    id: bytes
-    dtype: torch.dtype
-    layer_recipe: LinearRecipe
-    head_recipe: LinearRecipe
-    quantisation: str = "none"
+class Pass(Protocol):
+    """The rows of some spans over a pool, whatever is the same for them in each layer worked out once."""
 
     @property
-    def kv_dtype(self) -> torch.dtype:
-        return self.dtype
+    def positions(self) -> Tensor:
+        """`[R] int64`."""
+        ...
 
-    def as_stored(self, kv: Tensor) -> Tensor:
-        """`kv: [..., D] float32`, which may be overwritten -> as pages hold it, `[..., D]` of `kv_dtype`."""
-        if self.quantisation == "none":
-            return kv.to(self.kv_dtype)
-        return round_trip(kv, LEVELS[self.quantisation], self.kv_dtype)
+    def write_kv(self, layer: int, kv: Tensor) -> None:
+        """Stores `kv: [R, 2 * H, D] float32`, K heads then V heads, which may be overwritten."""
+        ...
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """The product with `weight: [N, K]` (and `bias: [N]`) rounded to `dtype`."""
-        return self.layer_recipe.pack(weight.to(self.dtype), None if bias is None else bias.to(self.dtype))
+    def attend(self, layer: int, queries: Tensor) -> Tensor:
+        """`[R, heads, D] float32` against what is stored -> `[R, heads * D] float32`."""
+        ...
 
-    def head(self, weight: Tensor) -> Linear:
-        """The product with the head's `weight: [V, K]`: a bfloat16 output would tie at 5.7 % of positions."""
-        return self.head_recipe.pack(weight.to(self.dtype).float())
+
+class Arithmetic(Protocol):
+    """Tensors between the operations are float32. Each row of a result is a function of that row's own inputs.
+
+    `id`, of 8 bytes, tells arithmetics apart that differ in bits: equal ids on two machines mean equal bits.
+    `kind` is how an operator asks for it: "int8", "bfloat16", "float32".
+    `quantisation` ("none", "int8", "int4") says what the store keeps of K and V, and so what is attended to.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def id(self) -> bytes: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def quantisation(self) -> str: ...
+
+    def unquantised(self) -> "Arithmetic":
+        """The same with K and V as they are, to compare with: only its operations mean anything."""
+        ...
+
+    @property
+    def takes_blocks(self) -> bool:
+        """Whether it multiplies weights in the blocks of their file; otherwise they are floating-point numbers."""
+        ...
+
+    def page_form(self, layers: int, kv_heads: int, page_tokens: int, head_dim: int) -> PageForm: ...
+
+    def embedding(self, weight: Weight) -> Embedding: ...
+
+    def linear(self, weights: Sequence[Weight], bias: Tensor | None = None) -> Linear:
+        """The product with all `weights`, the outputs of one behind those of the other, plus `bias: [N]`."""
+        ...
+
+    def head(self, weight: Weight) -> Linear: ...
+
+    def norm(self, weight: Tensor) -> Tensor:
+        """The weight of a norm as `rms_norm` takes it."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """`[R, K]`, `[K]` -> `[R, K]`."""
+        ...
+
+    def head_norm_(self, x: Tensor, weight: Tensor, eps: float) -> None:
+        """The norm of each head by itself, in place: `[R, heads, D]`, `[heads, D]`."""
+        ...
+
+    def silu_gate(self, gate_up: Tensor) -> Tensor:
+        """`[R, 2 * I]`, gate first -> `[R, I]`."""
+        ...
+
+    def begin(self, spans: Sequence[SpanLike], pool: Tensor, form: PageForm, heads: int) -> Pass:
+        """`pool` is of `form`; what lies in the pages behind the spans' ends is overwritten or not read."""
+        ...

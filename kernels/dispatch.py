@@ -1,16 +1,22 @@
-"""Which arithmetic this machine uses for a dtype: the first recipe of an ordered list that proves exact here."""
+"""Which arithmetic this machine uses for a dtype: the defined one, or the first recipe that proves exact here."""
 
 import hashlib
 from collections.abc import Sequence
 
 import torch
 
+from kernels import int8_arithmetic
 from kernels.arithmetic import Arithmetic, Shapes
 from kernels.exactness import try_out
+from kernels.int8_arithmetic import Int8Arithmetic
 from kernels.linear import LinearRecipe, NativeBfloat16, PackedFloat32, PaddedFloat32
 from kernels.quantise import LEVELS
+from kernels.torch_arithmetic import TorchArithmetic
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+"""Of the arithmetics by a library's products."""
+
+NAMES = (int8_arithmetic.NAME, *DTYPES)
 
 
 class NoExactArithmetic(ArithmeticError):
@@ -24,30 +30,36 @@ Recipes = tuple[LinearRecipe, LinearRecipe]
 def choose(
     dtype: str, shapes: Shapes, recipes: Sequence[Recipes] | None = None, quantisation: str = "none"
 ) -> Arithmetic:
-    """The arithmetic for a model of `shapes`, tried out first (under a second).
+    """The arithmetic for a model of `shapes`, tried out first unless it is defined bit by bit (under a second).
 
     Raises `ValueError` for an unknown dtype or quantisation, and `NoExactArithmetic`. `recipes` replaces the list of
     this machine.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype {dtype!r} is unknown: choose one of {', '.join(DTYPES)}")
+    if dtype not in NAMES:
+        raise ValueError(f"dtype {dtype!r} is unknown: choose one of {', '.join(NAMES)}")
     if quantisation not in ("none", *LEVELS):
         raise ValueError(f"quantisation {quantisation!r} is unknown: choose one of none, {', '.join(LEVELS)}")
+    if dtype == int8_arithmetic.NAME:
+        return Int8Arithmetic(quantisation)
     refused = []
     for layers, head in recipes_for(dtype) if recipes is None else recipes:
         verdict = try_out(layers, head, shapes, DTYPES[dtype])
         name = _name(dtype, layers, head, quantisation)
         if not verdict.faults:
-            return Arithmetic(name, _arithmetic_id(name, verdict.digest), DTYPES[dtype], layers, head, quantisation)
+            id = _arithmetic_id(name, verdict.digest)
+            return TorchArithmetic(name, id, DTYPES[dtype], layers, head, quantisation)
         refused.append(f"{name} ({'; '.join(verdict.faults[:4])})")
     raise NoExactArithmetic(f"no exact way to multiply found on this machine: {', '.join(refused)}")
 
 
 def recall(dtype: str, name: str, id: bytes, quantisation: str = "none") -> Arithmetic | None:
     """What `choose` found before on this machine, by its name and id. None: no recipe has that name here."""
+    if dtype == int8_arithmetic.NAME:
+        defined = Int8Arithmetic(quantisation)
+        return defined if (defined.name, defined.id) == (name, id) else None
     for layers, head in recipes_for(dtype):
         if name == _name(dtype, layers, head, quantisation):
-            return Arithmetic(name, id, DTYPES[dtype], layers, head, quantisation)
+            return TorchArithmetic(name, id, DTYPES[dtype], layers, head, quantisation)
     return None
 
 

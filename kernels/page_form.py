@@ -5,6 +5,7 @@ layer is its values `[H, T, D]` (int4: `[H, T, D / 2]` bytes, the even dim in th
 `[H, T]`: value = whole number * scale.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -61,6 +62,10 @@ class PageForm:
     def empty_pool(self, num_pages: int) -> Tensor:
         """Not zeroed: the operating system gives memory when a page is first written, so unused ones cost none."""
         return torch.empty(self.pool_shape(num_pages), dtype=self.pool_dtype)
+
+    def tokens_in(self, pool: Tensor) -> int:
+        """Of a page of `pool`, which may be of any number of tokens."""
+        return math.prod(pool.shape[1:]) * pool.dtype.itemsize // self.token_bytes
 
     def fits(self, pool: Tensor) -> bool:
         return pool.shape == self.pool_shape(pool.shape[0]) and pool.dtype == self.pool_dtype and pool.is_contiguous()

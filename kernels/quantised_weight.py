@@ -1,11 +1,7 @@
-"""A matrix of 4- or 8-bit weights in the blocks of a GGUF file, as they lie there: no wider copy in memory.
+"""A weight as GGUF keeps it: each row in blocks of 32 values along K, each block with a float16 scale of its own.
 
-A block is 32 neighbours of one row (llama.cpp's `ggml-common.h`). d and m are float16; of a byte of 4-bit values the
-low nibble is element j, the high one element j + 16:
-
-    Q4_0  d, 16 bytes       (q - 8) * d
-    Q4_1  d, m, 16 bytes    q * d + m
-    Q8_0  d, 32 int8        q * d
+Layouts, after ggml-common.h: Q4_0 is `d, 16 bytes` and (q - 8) * d; Q4_1 is `d, m, 16 bytes` and q * d + m; value i of
+a block is the low half of byte i, value 16 + i the high half. Q8_0 is `d, 32 signed bytes` and q * d.
 """
 
 from dataclasses import dataclass
@@ -13,23 +9,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-GROUP = 32
-"""Weights of a block, and activations that share a scale."""
-
+BLOCK_VALUES = 32
 BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
 
 
 @dataclass(frozen=True, eq=False)
 class QuantisedWeight:
-    """`blocks: [N, K / 32 * block bytes] uint8`, contiguous, of `format`; `bytes` may be those of a mapped file.
+    """`blocks: [N, K / 32 * block bytes] uint8`, perhaps a view of a mapped file: to be read only.
 
-    `order: [N] int64`, if given: row i of the matrix is row `order[i]` of the blocks. A GGUF may keep the rows of Q and
-    K in another order than Hugging Face does. Raises `ValueError` for a format or a size that cannot be.
+    `row_order: [N] int64`: output row i is row `row_order[i]` of `blocks`; None where they are in order. Raises
+    `ValueError` for a format or a size that cannot be.
     """
 
     format: str
     blocks: Tensor
-    order: Tensor | None = None
+    row_order: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.format not in BLOCK_BYTES:
@@ -37,10 +31,14 @@ class QuantisedWeight:
         blocks = self.blocks
         if blocks.dtype != torch.uint8 or blocks.ndim != 2 or not blocks.is_contiguous():
             raise ValueError(f"blocks must be contiguous [N, bytes] uint8, got {list(blocks.shape)} {blocks.dtype}")
-        if not blocks.shape[1] or blocks.shape[1] % BLOCK_BYTES[self.format]:
+        if not blocks.shape[1] or blocks.shape[1] % self.block_bytes:
             raise ValueError(f"rows of {blocks.shape[1]} bytes are not whole blocks of {self.format}")
-        if self.order is not None and self.order.shape != blocks.shape[:1]:
-            raise ValueError(f"an order of {list(self.order.shape)} for {blocks.shape[0]} rows")
+        if self.row_order is not None and self.row_order.shape != blocks.shape[:1]:
+            raise ValueError(f"an order of {list(self.row_order.shape)} for {blocks.shape[0]} rows")
+
+    @property
+    def block_bytes(self) -> int:
+        return BLOCK_BYTES[self.format]
 
     @property
     def outputs(self) -> int:
@@ -48,41 +46,47 @@ class QuantisedWeight:
         return self.blocks.shape[0]
 
     @property
-    def groups(self) -> int:
-        """Blocks of a row."""
-        return self.blocks.shape[1] // BLOCK_BYTES[self.format]
+    def num_blocks(self) -> int:
+        """G, of a row."""
+        return self.blocks.shape[1] // self.block_bytes
 
     @property
     def inputs(self) -> int:
         """K."""
-        return self.groups * GROUP
+        return self.num_blocks * BLOCK_VALUES
 
     def rows(self, ids: Tensor) -> "QuantisedWeight":
-        """The matrix of rows `ids: [R] int64`."""
-        return QuantisedWeight(self.format, self.blocks[ids if self.order is None else self.order[ids]])
+        """The weight of rows `ids: [R] int64` alone."""
+        return QuantisedWeight(self.format, self.blocks[ids if self.row_order is None else self.row_order[ids]])
 
-    def values(self) -> Tensor:
-        """`[N, G, 32] int8`: the whole numbers, signed for Q4_0 and Q8_0, 0 to 15 for Q4_1."""
-        blocks = self._ordered()
+    def whole(self) -> Tensor:
+        """`[N, G, 32] int8`: what is multiplied by d: signed for Q4_0 and Q8_0, 0 to 15 for Q4_1."""
+        blocks = self._in_order()
         if self.format == "Q8_0":
             return blocks[..., 2:].contiguous().view(torch.int8)
-        nibbles = blocks[..., -GROUP // 2 :]
-        values = torch.cat([nibbles & 15, nibbles >> 4], dim=-1).view(torch.int8)
-        return values - 8 if self.format == "Q4_0" else values
+        halves = blocks[..., -BLOCK_VALUES // 2 :]
+        whole = torch.cat([halves & 15, halves >> 4], dim=-1).view(torch.int8)
+        return whole - 8 if self.format == "Q4_0" else whole
 
     def scales(self) -> Tensor:
         """d: `[N, G] float32`."""
-        return _halves(self._ordered()[..., :2])
+        return _float16(self._in_order(), 0)
 
     def minima(self) -> Tensor | None:
         """m: `[N, G] float32`, of Q4_1 only."""
-        return _halves(self._ordered()[..., 2:4]) if self.format == "Q4_1" else None
+        return _float16(self._in_order(), 2) if self.format == "Q4_1" else None
 
-    def _ordered(self) -> Tensor:
+    def dequantise(self) -> Tensor:
+        """`[N, K] float32`: a product, and with minima a sum, as the `gguf` package makes it."""
+        values, minima = self.whole().float().mul_(self.scales()[..., None]), self.minima()
+        return (values if minima is None else values.add_(minima[..., None])).flatten(1)
+
+    def _in_order(self) -> Tensor:
         """`[N, G, block bytes]`."""
-        blocks = self.blocks if self.order is None else self.blocks[self.order]
-        return blocks.view(self.outputs, self.groups, -1)
+        blocks = self.blocks if self.row_order is None else self.blocks[self.row_order]
+        return blocks.view(self.outputs, self.num_blocks, self.block_bytes)
 
 
-def _halves(two_bytes: Tensor) -> Tensor:
-    return two_bytes.contiguous().view(torch.float16).squeeze(-1).float()
+def _float16(blocks: Tensor, at: int) -> Tensor:
+    """`[N, G] float32`: the float16 at that byte of each block."""
+    return blocks[..., at : at + 2].contiguous().view(torch.float16).squeeze(-1).float()

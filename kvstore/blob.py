@@ -7,7 +7,7 @@ from blake3 import blake3
 from kvstore.codec import CODECS, PLAIN, BlockCodec
 from kvstore.geometry import Geometry
 from kvstore.keys import BlockRef, Identity
-from kvstore.quantise import Quantiser
+from kvstore.quantise import quantiser_for
 from schemas.blob import (
     DIGEST_BYTES,
     DIGESTED_BYTES,
@@ -16,7 +16,6 @@ from schemas.blob import (
     Codec,
     DamagedBlob,
     MismatchedBlob,
-    Quantisation,
     parse_header,
 )
 from schemas.errors import SetupError
@@ -52,7 +51,7 @@ class BlobFormat:
         self._identity = identity
         self._geometry = geometry
         self._codec = codec
-        self._quantiser = None if geometry.quantisation is Quantisation.NONE else Quantiser(geometry)
+        self._quantiser = quantiser_for(geometry)
 
     def page_bytes(self, ref: BlockRef) -> int:
         return self._geometry.page_bytes(ref.num_tokens)

@@ -22,6 +22,8 @@ Bytes = NDArray[np.uint8]
 class Geometry(msgspec.Struct, frozen=True):
     """A page is [layers, 2 (K, V), heads, tokens, head_dim] of `dtype`; so is its payload, unless it is quantised.
 
+    `holds_quantised`: the page is the payload already, and `dtype` what whole numbers times scales are computed in.
+
     Raises `SetupError` when the header has no room for it, or when quantising would not make it smaller.
     """
 
@@ -30,13 +32,14 @@ class Geometry(msgspec.Struct, frozen=True):
     head_dim: int
     dtype: ElementType
     quantisation: Quantisation = Quantisation.NONE
+    holds_quantised: bool = False
 
     def __post_init__(self) -> None:
         for name, most in (("layers", MAX_LAYERS), ("heads", MAX_HEADS), ("head_dim", MAX_HEAD_DIM)):
             if not 1 <= getattr(self, name) <= most:
                 raise SetupError(f"a KV block cannot have {name} = {getattr(self, name)}: the limits are 1 and {most}")
         if self.quantisation is not Quantisation.NONE and (
-            self.head_dim % 2 or self.payload_bytes(1) >= self.page_bytes(1)
+            self.head_dim % 2 or self.payload_bytes(1) >= self._plain_bytes(1)
         ):
             raise SetupError(
                 f"heads of {self.head_dim} {self.dtype.name.lower()} values cannot be stored as "
@@ -44,6 +47,9 @@ class Geometry(msgspec.Struct, frozen=True):
             )
 
     def page_bytes(self, tokens: int) -> int:
+        return self.payload_bytes(tokens) if self.holds_quantised else self._plain_bytes(tokens)
+
+    def _plain_bytes(self, tokens: int) -> int:
         return 2 * self.layers * self.heads * tokens * self.head_dim * self.dtype.item_bytes
 
     def payload_bytes(self, tokens: int) -> int:

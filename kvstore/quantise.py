@@ -6,7 +6,7 @@ to the page's type. `kernels.quantise` is the definition: what it rounded comes 
 came back gives the same payload again.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,28 @@ class NotFinitePage(Internal):
     """A page holds NaN or infinity, or nearly: there is no scale for that, and nobody else should read it."""
 
 
+class PageQuantiser(Protocol):
+    """What stands between a page and the payload of its blob."""
+
+    def pack(self, page: memoryview, tokens: int) -> memoryview:
+        """The payload; valid until this thread's next call. Raises `NotFinitePage`."""
+        ...
+
+    def unpack(self, buffer: memoryview, tokens: int) -> None:
+        """In place: the payload at the start of `buffer` becomes the page, which fills it.
+
+        Raises `DamagedBlob` for scales that `pack` never makes.
+        """
+        ...
+
+
+def quantiser_for(geometry: Geometry) -> PageQuantiser | None:
+    """None: a page is stored as it is, whatever its bytes."""
+    if geometry.quantisation is Quantisation.NONE:
+        return None
+    return HeldQuantised(geometry) if geometry.holds_quantised else Quantiser(geometry)
+
+
 class Quantiser:
     """For pages of one geometry. Thread-safe; the buffers of `pack` and `unpack` belong to the calling thread."""
 
@@ -40,12 +62,10 @@ class Quantiser:
         assert geometry.quantisation is not Quantisation.NONE
         self._geometry = geometry
         self._levels = np.float32(geometry.quantisation.levels)
-        # One more than there are levels: what `pack` never writes has a place in the bits.
-        self._largest_scale = _LARGEST[geometry.dtype] / (self._levels + 1)
+        self._largest_scale = largest_scale(geometry)
         self._payload, self._floats, self._small = Scratch(), Scratch(), Scratch()
 
     def pack(self, page: memoryview, tokens: int) -> memoryview:
-        """The payload; valid until this thread's next call. Raises `NotFinitePage`."""
         geometry = self._geometry
         shape = (geometry.layers * 2, geometry.heads, tokens, geometry.head_dim)
         words = np.frombuffer(page, _WORD[geometry.dtype]).reshape(shape)
@@ -68,17 +88,13 @@ class Quantiser:
         return payload.data
 
     def unpack(self, buffer: memoryview, tokens: int) -> None:
-        """In place: the payload at the start of `buffer` becomes the page, which fills it.
-
-        Raises `DamagedBlob` for scales that `pack` never makes.
-        """
         geometry = self._geometry
         size = geometry.payload_bytes(tokens)
         payload = self._payload.take(size)
         payload.data[:] = buffer[:size]
         values, scale_bytes = geometry.values_and_scales(payload, tokens)
         scales = np.ascontiguousarray(scale_bytes).view("<f4")
-        self._check(values, scales)
+        check_scales(values, scales, self._largest_scale)
         shape = (*values.shape[:-1], geometry.head_dim)
         floats = self._floats.take(4 * values.size * geometry.head_dim // values.shape[-1]).view(np.float32)
         floats = floats.reshape(shape)
@@ -89,13 +105,6 @@ class Quantiser:
             np.copyto(floats, values.view(np.int8))
         floats *= scales
         _from_float32(floats, geometry.dtype, np.frombuffer(buffer, _WORD[geometry.dtype]).reshape(shape))
-
-    def _check(self, values: Bytes, scales: Floats) -> None:
-        """A page is finite whatever its payload says, and a scale of 0 is for zeros only."""
-        if not (scales >= 0).all() or scales.max() > self._largest_scale:
-            raise DamagedBlob(f"a scale is outside of 0 to {self._largest_scale}")
-        if not scales.all() and values[scales[..., 0] == 0].any():
-            raise DamagedBlob("values other than 0 have the scale 0")
 
     def _largest(self, words: Array) -> Floats:
         """The absolute maximum of each vector: bit patterns without a sign are ordered as their numbers are."""
@@ -115,6 +124,38 @@ class Quantiser:
         whole = self._small.take(floats.size).view(np.int8).reshape(floats.shape)
         np.copyto(whole, floats, casting="unsafe")
         return whole
+
+
+class HeldQuantised:
+    """For pages that hold whole numbers and scales themselves: both are only looked at. Thread-safe."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self._geometry = geometry
+        self._largest_scale = largest_scale(geometry)
+
+    def pack(self, page: memoryview, tokens: int) -> memoryview:
+        try:
+            self.unpack(page, tokens)
+        except DamagedBlob as error:
+            raise NotFinitePage(f"the page holds NaN or infinity, or a number too large: {error.message}") from error
+        return page
+
+    def unpack(self, buffer: memoryview, tokens: int) -> None:
+        values, scale_bytes = self._geometry.values_and_scales(np.frombuffer(buffer, np.uint8), tokens)
+        check_scales(values, np.ascontiguousarray(scale_bytes).view("<f4"), self._largest_scale)
+
+
+def largest_scale(geometry: Geometry) -> np.float32:
+    """One more than there are levels: what `pack` never writes has a place in the bits."""
+    return np.float32(_LARGEST[geometry.dtype] / np.float32(geometry.quantisation.levels + 1))
+
+
+def check_scales(values: Bytes, scales: Floats, largest: np.float32) -> None:
+    """A page is finite whatever its payload says, and a scale of 0 is for zeros only. Raises `DamagedBlob`."""
+    if not (scales >= 0).all() or scales.max() > largest:
+        raise DamagedBlob(f"a scale is outside of 0 to {largest}")
+    if not scales.all() and values[scales[..., 0] == 0].any():
+        raise DamagedBlob("values other than 0 have the scale 0")
 
 
 def scales_of(largest: Floats, levels: np.float32) -> Floats:

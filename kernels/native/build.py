@@ -23,12 +23,13 @@ from pathlib import Path
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 
+from kernels.native import LIBRARY
+
 HERE = Path(__file__).parent
 SOURCES = HERE / "src"
-LIBRARY = "libkvrelay_kernels.so"
 
 FLAGS = ["-O3", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-fvisibility=hidden", "-pthread", "-g1"]
-FLAGS += ["-Wall", "-Wextra"]
+FLAGS += ["-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # of gcc, about its own intrinsics
 X86_FLAGS = {
     "_avx2": ["-mavx2", "-mfma", "-mf16c"],
     "_avx512": [*(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")), "-mf16c", "-mfma"],

@@ -10,3 +10,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """
     scale = (x * x).mean(1, keepdim=True).add_(eps).rsqrt_()
     return scale.mul(x).mul_(weight)
+
+
+def head_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
+    """RMSNorm of each head by itself, in place: `x: [R, heads, D] float32`, `weight: [heads, D] float32`."""
+    scale = (x * x).mean(2, keepdim=True).add_(eps).rsqrt_()
+    x.mul_(scale).mul_(weight)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from schemas.job import Sampling
+from services.engine import loading
 from services.engine.arithmetic import choose_arithmetic
 from services.engine.engine import Engine, Work
 from services.engine.model import Model
@@ -44,13 +45,13 @@ def run(
 def load_model(settings: Settings) -> Model:
     files = resolve(settings.compute.model, Path(settings.kv.data_dir))
     config = ModelConfig.from_hf(files.config)
-    return Model(files, choose_arithmetic(config, settings.compute.dtype, settings.kv.quantisation))
+    return loading.load_model(files, choose_arithmetic(config, settings.compute.dtype, settings.kv.quantisation))
 
 
 def _measure(model: Model, settings: Settings, num_sequences: int, ctx_tokens: int, num_steps: int) -> dict[str, float]:
     block_tokens = settings.kv.block_tokens
     pages_each = -(-(ctx_tokens + num_steps + WARM_UP_STEPS) // block_tokens)
-    pool = PagePool(num_sequences * pages_each, model.page_shape(block_tokens), model.arithmetic.kv_dtype, max_idle=0)
+    pool = PagePool(num_sequences * pages_each, model.page_form(block_tokens), max_idle=0)
     engine = Engine(model, pool)
     pages = [list(range(i * pages_each, (i + 1) * pages_each)) for i in range(num_sequences)]
     prompts = [[1000 + (k + 7 * i) % 40_000 for k in range(ctx_tokens)] for i in range(num_sequences)]

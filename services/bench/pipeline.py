@@ -93,7 +93,7 @@ class _Bench:
 def _compute(model: Model, settings: Settings, prompt: list[int], num_tokens: int) -> Stream:
     block_tokens = settings.kv.block_tokens
     num_pages = -(-(len(prompt) + num_tokens) // block_tokens)
-    pool = PagePool(num_pages, model.page_shape(block_tokens), model.arithmetic.kv_dtype, max_idle=0)
+    pool = PagePool(num_pages, model.page_form(block_tokens), max_idle=0)
     pool.data.zero_()  # fresh pages cost more than the pass; the worker's have been used before
     engine = Engine(model, pool)
     sampler = Sampler(GREEDY, 0, 0, ())

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.torch_arithmetic import TorchArithmetic
 from kvstore.blob import BlobFormat
 from kvstore.codec import CODECS, BlockCodec
 from kvstore.keys import BlockRef, Identity, block_refs, root_of
@@ -55,7 +56,7 @@ def kl_rows(model: Model, ids: Sequence[int], quantisations: Sequence[Quantisati
         stored = _after_stored_half(model, rounded, ids)
         yield {
             "quantisation": quantisation.name.lower(),
-            "dtype": str(model.arithmetic.dtype).removeprefix("torch."),
+            "dtype": model.arithmetic.kind,
             "tokens": len(ids),
             "kl_stored": float(divergence(plain[-len(stored) :], stored).mean()),
             "kl_served": float(divergence(plain, served).mean()),
@@ -70,8 +71,7 @@ def divergence(expected: Tensor, found: Tensor) -> Tensor:
 
 
 def with_quantisation(model: Model, quantisation: Quantisation) -> Model:
-    dtype = str(model.arithmetic.dtype).removeprefix("torch.")
-    return model.with_arithmetic(choose_arithmetic(model.config, dtype, quantisation.name.lower()))
+    return model.with_arithmetic(choose_arithmetic(model.config, model.arithmetic.kind, quantisation.name.lower()))
 
 
 def _logits(model: Model, ids: Sequence[int]) -> Iterator[Tensor]:
@@ -88,6 +88,7 @@ def _after_stored_half(model: Model, rounded: Model, ids: Sequence[int]) -> Tens
     pool = model.new_pool(2, -(-len(ids) // 32) * 16)
     page_tokens = pool.shape[4]
     model.forward(ids[:half], [Span(0, half, range(2))], pool, [])
+    assert isinstance(rounded.arithmetic, TorchArithmetic)
     pool.copy_(rounded.arithmetic.as_stored(pool.float()))
     assert half <= page_tokens
     return model.forward(ids[half:], [Span(half, len(ids) - half, range(2))], pool, None)
@@ -133,7 +134,7 @@ def _codec_row(
     return {
         "codec": codec.id.name.lower(),
         "quantisation": model.arithmetic.quantisation,
-        "dtype": str(model.arithmetic.kv_dtype).removeprefix("torch."),
+        "dtype": model.arithmetic.kind,
         "block_tokens": block_tokens,
         "blocks": len(pages),
         "times_smaller": round(page_bytes * len(pages) / sum(map(len, blobs)), 4),

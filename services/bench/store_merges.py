@@ -6,20 +6,21 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from kernels.page_form import PageForm
 from kvstore.keys import BlockRef
 from services.engine.pages import PagePool
 
 Row = dict[str, str | int | float]
 
 NUM_BLOCKS = 34
-PAGE_SHAPE = (30, 3, 64, 64)  # layers, kv heads, tokens, dim: SmolLM2-135M's
+PAGES = PageForm(layers=30, kv_heads=3, page_tokens=64, head_dim=64)  # SmolLM2-135M's
 MEASURED_S = 0.5
 
 
 def run() -> Iterator[Row]:
     """Merges/s of one core's CPU time, references taken and released: of blocks that another sequence holds, of blocks
     that nobody holds, and into memory of its own."""
-    pool = PagePool(2 * NUM_BLOCKS, PAGE_SHAPE, torch.bfloat16, max_idle=NUM_BLOCKS)
+    pool = PagePool(2 * NUM_BLOCKS, PAGES, max_idle=NUM_BLOCKS)
     assert pool.reserve(2 * NUM_BLOCKS)
     refs = [_ref(number) for number in range(NUM_BLOCKS)]
     pages = [pool.take() for _ in refs]
@@ -54,4 +55,4 @@ def _rate(merge: Callable[[], None]) -> float:
 
 def _ref(number: int) -> BlockRef:
     name = hashlib.blake2b(str(number).encode(), digest_size=32).digest()
-    return BlockRef("default", name, name[:16], number * PAGE_SHAPE[2], PAGE_SHAPE[2])
+    return BlockRef("default", name, name[:16], number * PAGES.page_tokens, PAGES.page_tokens)

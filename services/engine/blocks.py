@@ -225,26 +225,25 @@ class Blocks:
         self._store.renew(refs[len(full) :], self._partial_ttl_s, used_at=used_at, reused=reused)
 
     def _load(self, interest: Interest, ref: BlockRef, page: int) -> bool:
-        target = self._pool.leading(page, ref.num_tokens)
-        scratch = self._scratch_like(target)
-        if interest.lost or not self._store.load(ref, scratch.reshape(-1).data, interest.patience):
+        payload = self._payload_of(ref)
+        if interest.lost or not self._store.load(ref, payload.data, interest.patience):
             return False
-        return interest.copy(target, scratch)
+        tokens = ref.num_tokens
+        return interest.copy(self._pool.leading(page, tokens), self._pool.payload_parts(payload, tokens))
 
     def _save(self, interest: Interest, ref: BlockRef, page: int, put: Callable[..., bool]) -> bool:
-        source = self._pool.leading(page, ref.num_tokens)
-        scratch = self._scratch_like(source)
-        if not interest.copy(scratch, source):
+        payload, tokens = self._payload_of(ref), ref.num_tokens
+        if not interest.copy(self._pool.payload_parts(payload, tokens), self._pool.leading(page, tokens)):
             return False
-        ttl_s = self._ttl_s if ref.num_tokens == self._pool.block_tokens else self._partial_ttl_s
-        return put(ref, scratch.reshape(-1).data, ttl_s)
+        ttl_s = self._ttl_s if tokens == self._pool.block_tokens else self._partial_ttl_s
+        return put(ref, payload.data, ttl_s)
 
-    def _scratch_like(self, array: Bytes) -> Bytes:
-        """A contiguous array of the same shape over this thread's reused buffer."""
+    def _payload_of(self, ref: BlockRef) -> Bytes:
+        """Room for the block, as it is handed to the store, in this thread's reused buffer."""
         buffer: Bytes | None = getattr(self._scratch, "buffer", None)
         if buffer is None:
             buffer = self._scratch.buffer = np.empty(self._pool.page_bytes, dtype=np.uint8)
-        return buffer[: array.size].reshape(array.shape)
+        return buffer[: self._pool.form.token_bytes * ref.num_tokens]
 
 
 def _result(future: "asyncio.Future[T]", otherwise: T) -> T:

@@ -1,6 +1,7 @@
 """Whether somebody still waits for a block that a thread of the store reads or writes."""
 
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +29,10 @@ class Interest:
     def lost(self) -> bool:
         return self._lost
 
-    def copy(self, target: Bytes, source: Bytes) -> bool:
+    def copy(self, targets: Sequence[Bytes], sources: Sequence[Bytes]) -> bool:
         """False, and nothing done, once nobody waits."""
         with self._lock:
             if not self._lost:
-                np.copyto(target, source)
+                for target, source in zip(targets, sources, strict=True):
+                    np.copyto(target, source)
             return not self._lost

@@ -10,9 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernels.page_form import PageForm
 from kernels.paging import SpanLike
 from kvstore.keys import BlockRef
 from schemas.errors import KvrelayError
+
+Bytes = npt.NDArray[np.uint8]
 
 
 class OutOfPages(KvrelayError):
@@ -24,7 +27,7 @@ def _nothing() -> None:
 
 
 class PagePool:
-    """`num_pages` pages of `data: [P, L, 2, H, T, D]`; one page is the payload of one uncompressed blob.
+    """`num_pages` pages of `data`, of the shape that `form` says; one page is the payload of one uncompressed blob.
 
     A page is free, held (one or more references), or idle: it carries the name of a full block, nobody holds it,
     and it stays resident until its memory is wanted (least recently released first).
@@ -32,15 +35,11 @@ class PagePool:
     `on_unreserved` is called whenever a promise ends: who waits for room may have it now.
     """
 
-    def __init__(
-        self, num_pages: int, page_shape: tuple[int, int, int, int], dtype: torch.dtype, *, max_idle: int
-    ) -> None:
-        """`page_shape`: (L, H, T, D). At most `max_idle` idle pages stay resident."""
-        layers, heads, tokens, dim = page_shape
-        self.block_tokens = tokens
-        # Not zeroed: the operating system gives memory when a page is first written, so unused ones cost none.
-        self.data = torch.empty(num_pages, layers, 2, heads, tokens, dim, dtype=dtype)
-        self._bytes: npt.NDArray[np.uint8] = self.data.view(torch.uint8).numpy()
+    def __init__(self, num_pages: int, form: PageForm, *, max_idle: int) -> None:
+        """At most `max_idle` idle pages stay resident."""
+        self.form = form
+        self.data = form.empty_pool(num_pages)
+        self._bytes: Bytes = self.data.view(torch.uint8).numpy().reshape(num_pages, -1)
         self._free = list(range(num_pages - 1, -1, -1))
         self._references = [0] * num_pages
         self._key: list[bytes | None] = [None] * num_pages
@@ -50,6 +49,10 @@ class PagePool:
         self._max_idle = max_idle
         self._reserved = 0
         self.on_unreserved: Callable[[], None] = _nothing
+
+    @property
+    def block_tokens(self) -> int:
+        return self.form.page_tokens
 
     @property
     def num_pages(self) -> int:
@@ -138,12 +141,16 @@ class PagePool:
 
     @property
     def page_bytes(self) -> int:
-        return int(self._bytes[0].size)
+        return self.form.page_bytes
 
-    def leading(self, page: int, num_tokens: int) -> npt.NDArray[np.uint8]:
-        """Writable view [L, 2, H, num_tokens, bytes of D] of a page's first tokens; of all of them it is contiguous,
-        and the payload of a blob: layer -> (K, V) -> kv head -> token -> dim."""
-        return self._bytes[page, :, :, :, :num_tokens]
+    def leading(self, page: int, num_tokens: int) -> tuple[Bytes, ...]:
+        """Writable views of what a page's first tokens are made of, see `parts_of`."""
+        views = parts_of(self._bytes[page], self.form, self.block_tokens)
+        return tuple(view[:, :, :, :num_tokens] for view in views)
+
+    def payload_parts(self, payload: Bytes, num_tokens: int) -> tuple[Bytes, ...]:
+        """Views of the payload of a blob of `num_tokens`, each of the shape of those that `leading` gives."""
+        return parts_of(payload, self.form, num_tokens)
 
     def finite_rows(self, spans: Sequence[SpanLike]) -> npt.NDArray[np.bool_]:
         """Of the spans' rows, one after the other: whether their K and V are numbers, and of a row that completes a
@@ -155,10 +162,12 @@ class PagePool:
             for at in range(span.start, span.start + span.rows)
         ]
         pages, slots = torch.tensor(rows, dtype=torch.int64).reshape(-1, 2).T
-        finite = self.data[pages, :, :, :, slots].isfinite().flatten(1).all(1)
+        # Whole numbers are finite: what was not has a scale that is not.
+        numbers = self.form.scales(self.data) if self.form.is_quantised else self.data
+        finite = numbers[pages, :, :, :, slots].isfinite().flatten(1).all(1)
         completing = (slots == tokens - 1).nonzero()[:, 0]
         if len(completing):
-            finite[completing] &= self.data[pages[completing]].isfinite().flatten(1).all(1)
+            finite[completing] &= numbers[pages[completing]].isfinite().flatten(1).all(1)
         return finite.numpy()
 
     def check_integrity(self) -> None:
@@ -181,3 +190,13 @@ class PagePool:
         del self._resident[key]
         self._key[page], self._token_hash[page] = None, b""
         return page
+
+
+def parts_of(payload: Bytes, form: PageForm, num_tokens: int) -> tuple[Bytes, ...]:
+    """`payload`, of a page or a blob of `num_tokens`, as views `[L, 2, H, num_tokens, bytes]`: the values, and if they
+    are quantised their scales."""
+    sides = payload.reshape(form.layers, 2, -1)
+    value_bytes = form.kv_heads * num_tokens * form.value_bytes
+    parts = (sides[..., :value_bytes], sides[..., value_bytes:]) if form.is_quantised else (sides,)
+    shape = (form.layers, 2, form.kv_heads, num_tokens, -1)
+    return tuple(part.reshape(shape, copy=False) for part in parts)

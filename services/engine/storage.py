@@ -11,7 +11,7 @@ from kvstore.nvme import NvmeTier
 from kvstore.redis.tier import RedisTier
 from kvstore.store import KVStore
 from kvstore.tier import Tier
-from schemas.blob import ElementType, Quantisation
+from schemas.blob import MIN_BLOCK_TOKENS, ElementType, Quantisation
 from services.config import redis_url
 from services.engine.model import Model
 from services.models.files import ModelFiles
@@ -32,8 +32,10 @@ def identity_of(files: ModelFiles, model: Model, block_tokens: int) -> Identity:
 
 def geometry_of(model: Model) -> Geometry:
     """Raises `SetupError` for a model whose K and V cannot be stored so."""
-    config = model.config
-    return Geometry(config.num_layers, config.num_kv_heads, config.head_dim, _element_type(model), _quantisation(model))
+    form = model.page_form(MIN_BLOCK_TOKENS)
+    return Geometry(
+        form.layers, form.kv_heads, form.head_dim, _element_type(model), _quantisation(model), form.is_quantised
+    )
 
 
 def open_tiers(settings: Kv) -> list[Tier]:
@@ -55,7 +57,9 @@ def open_store(settings: Kv, identity: Identity, model: Model, copier: Executor 
 
 
 def _element_type(model: Model) -> ElementType:
-    return ElementType.named(str(model.arithmetic.kv_dtype).removeprefix("torch."))
+    """Of what is attended to: a whole number times its scale is one of float32."""
+    form = model.page_form(MIN_BLOCK_TOKENS)
+    return ElementType.FLOAT32 if form.is_quantised else ElementType.named(str(form.dtype).removeprefix("torch."))
 
 
 def _quantisation(model: Model) -> Quantisation:

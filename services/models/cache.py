@@ -17,12 +17,12 @@ import msgspec
 from schemas.errors import SetupError
 from services.models.files import MANIFEST_FILE
 
-CACHE_VERSION = 1  # raised when a conversion would come out differently
+CACHE_VERSION = 2  # raised when a conversion would come out differently
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Written last into a prepared folder. `files`: name -> bytes of every other file there. `weights`: names of the
-    safetensors files, in this folder if `files` has them, else in the folder that the model was found in."""
+    safetensors files in the folder `source`; none where `source` is itself the file of weights, a GGUF."""
 
     version: int = CACHE_VERSION
     name: str
@@ -88,9 +88,17 @@ class ModelCache:
             shutil.rmtree(self.folder(content), ignore_errors=True)  # incomplete or of another version
             beside.rename(self.folder(content))
             _sync(self.root)
+            self._drop_older(manifest)
             return manifest
         finally:
             shutil.rmtree(beside, ignore_errors=True)
+
+    def _drop_older(self, manifest: Manifest) -> None:
+        """What earlier versions prepared of the same model: some wrote half a gigabyte of weights."""
+        for folder in self.root.iterdir():
+            old = _decode(folder)
+            if old and old.version < manifest.version and old.fingerprint == manifest.fingerprint:
+                shutil.rmtree(folder, ignore_errors=True)
 
     @contextlib.contextmanager
     def locked(self, name: str) -> Iterator[None]:
@@ -110,12 +118,22 @@ class ModelCache:
 
 def read_manifest(folder: Path) -> Manifest | None:
     """None unless the folder is complete: a manifest of this version and every file of its size."""
+    manifest = _decode(folder)
+    if manifest is None or manifest.version != CACHE_VERSION:
+        return None
     try:
-        manifest = _decoder.decode((folder / MANIFEST_FILE).read_bytes())
         sizes = {name: (folder / name).stat().st_size for name in manifest.files}
+    except OSError:
+        return None
+    return manifest if sizes == manifest.files else None
+
+
+def _decode(folder: Path) -> Manifest | None:
+    """Of any version; None without a readable manifest."""
+    try:
+        return _decoder.decode((folder / MANIFEST_FILE).read_bytes())
     except (OSError, msgspec.DecodeError):
         return None
-    return manifest if manifest.version == CACHE_VERSION and sizes == manifest.files else None
 
 
 def _sync(path: Path) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from schemas.errors import SetupError
 
+MAGIC = b"GGUF"
 MAX_METADATA_KEYS = 10_000
 MAX_TENSORS = 100_000
 MAX_STRING_BYTES = 16 << 20
@@ -41,11 +42,24 @@ class GgufTensor(msgspec.Struct, frozen=True):
     start: int
     num_bytes: int
 
+    @property
+    def end(self) -> int:
+        return self.start + self.num_bytes
+
 
 class GgufFile(msgspec.Struct, frozen=True):
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
+
+
+def is_gguf(path: Path) -> bool:
+    """By its first bytes. Raises `SetupError` for a file that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError as error:
+        raise SetupError(f"cannot read {path}: {error}") from error
 
 
 def read_gguf(path: Path) -> GgufFile:
@@ -57,6 +71,19 @@ def read_gguf(path: Path) -> GgufFile:
         raise SetupError(f"cannot read {path}: {error}") from error
 
 
+def read_floats(gguf: GgufFile, name: str) -> list[float]:
+    """The values of a small float32 tensor. Raises `SetupError` for one of another type."""
+    tensor = gguf.tensors[name]
+    if tensor.type != "F32":
+        raise SetupError(f"{gguf.path}: tensor {name} must be F32, it is {tensor.type}")
+    try:
+        with gguf.path.open("rb") as file:
+            file.seek(tensor.start)
+            return list(struct.unpack(f"<{tensor.num_bytes // 4}f", file.read(tensor.num_bytes)))
+    except (OSError, struct.error) as error:
+        raise SetupError(f"cannot read {gguf.path}: {error}") from error
+
+
 class _Cursor:
     """Walks the mapped file from front to back."""
 
@@ -66,7 +93,7 @@ class _Cursor:
         self._at = 0
 
     def gguf(self) -> GgufFile:
-        if self._take(4) != b"GGUF":
+        if self._take(len(MAGIC)) != MAGIC:
             raise SetupError(f"{self._path} is not a GGUF file")
         version, num_tensors, num_keys = self._unpack("<IQQ")
         if version not in (2, 3):

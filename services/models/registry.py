@@ -9,12 +9,13 @@ from typing import Any
 
 from schemas.errors import SetupError
 from schemas.subjects import model_slug
-from services.models import gguf_convert, hf_folder, hub, smollm2
-from services.models.architecture import check_supported
+from services.models import gguf_config, hf_folder, hub, smollm2
+from services.models.architecture import Architecture
 from services.models.cache import CACHE_VERSION, Manifest, ModelCache
 from services.models.digest import FileDigests, canonical_json, digest_of
-from services.models.files import CONFIG_FILE, FINGERPRINT_BYTES, WEIGHTS_FILE, ModelFiles
+from services.models.files import CONFIG_FILE, FINGERPRINT_BYTES, ModelFiles
 from services.models.gguf_file import GgufFile, read_gguf
+from services.models.gguf_tensors import tensors_of
 from services.models.gguf_tokenizer import convert_tokenizer
 from services.models.tokenizer_files import SOURCE_FILES, copy_tokenizer
 
@@ -89,26 +90,24 @@ def _from_gguf(
     manifest = cache.find(content)
     if manifest is None:
         gguf = read_gguf(path)
-        config = gguf_convert.config_of(gguf)
-        check_supported(config, str(path))
+        config = gguf_config.config_of(gguf)
+        tensors_of(gguf, config)
         say(f"preparing {name}, once (10 to 30 s)")
         manifest = cache.prepare(content, lambda folder: _convert(name, gguf, config, digest, folder, say))
     return _files(name, cache.folder(content), path, manifest)
 
 
 def _convert(name: str, gguf: GgufFile, config: dict[str, Any], digest: bytes, folder: Path, say: Progress) -> Manifest:
-    eos_ids = gguf_convert.eos_ids_of(gguf)
+    eos_ids = gguf_config.eos_ids_of(gguf)
     say(f"{name}: rebuilding the tokenizer")
     tokenizer_hash = convert_tokenizer(gguf, eos_ids, folder)
-    say(f"{name}: converting the weights")
-    gguf_convert.write_weights(gguf, config, folder / WEIGHTS_FILE)
     _write_config(folder, config)
-    return _manifest(name, gguf.path, config, [digest], tokenizer_hash, eos_ids, [WEIGHTS_FILE])
+    return _manifest(name, gguf.path, config, [digest], tokenizer_hash, eos_ids, weights=[])
 
 
 def _from_folder(name: str, path: Path, cache: ModelCache, say: Progress) -> ModelFiles:
     config = hf_folder.config_of(path)
-    check_supported(config, str(path))
+    Architecture.from_hf(config, str(path))
     weights = hf_folder.weight_names(path)
     digests = FileDigests(cache.digest_index)
     weight_digests = [digests.of(path / weight) for weight in weights]
@@ -165,7 +164,7 @@ def _files(name: str, folder: Path, source: Path, manifest: Manifest) -> ModelFi
         context_tokens=manifest.config["max_position_embeddings"],
         vocab_size=manifest.config["vocab_size"],
         eos_ids=tuple(manifest.eos_ids),
-        weights=tuple((folder if weight in manifest.files else source) / weight for weight in manifest.weights),
+        weights=tuple(source / weight for weight in manifest.weights) or (source,),
         source=str(source),
     )
 

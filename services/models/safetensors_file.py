@@ -1,14 +1,12 @@
-"""The safetensors container: checked cheaply before it is trusted, and written as a stream, a tensor at a time.
+"""The safetensors container, checked cheaply before it is trusted.
 
 Format: https://github.com/huggingface/safetensors (8 bytes little-endian length, JSON head, data).
 """
 
-import json
 import math
 import os
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -58,24 +56,3 @@ def _check_entry(path: Path, name: str, entry: _Entry) -> None:
     start, end = entry.data_offsets
     if start < 0 or end - start != math.prod(entry.shape) * ITEM_BYTES[entry.dtype]:
         raise SetupError(f"{path} is damaged: the bytes of tensor {name} do not fit its shape: get it again")
-
-
-def write_float32(path: Path, shapes: Mapping[str, tuple[int, ...]], values: Iterable[memoryview]) -> None:
-    """`values`: one contiguous float32 buffer a tensor, in the order of `shapes`; taken one at a time.
-
-    On disk when it returns.
-    """
-    head: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, shape in shapes.items():
-        end = offset + 4 * math.prod(shape)
-        head[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, end]}
-        offset = end
-    encoded = json.dumps(head).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    with path.open("wb") as file:
-        file.write(len(encoded).to_bytes(8, "little") + encoded)
-        for buffer in values:
-            file.write(buffer)
-        file.flush()
-        os.fsync(file.fileno())

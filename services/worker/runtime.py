@@ -20,6 +20,7 @@ from kvstore.place import place_of
 from services.engine.batch import Batch
 from services.engine.blocks import Blocks
 from services.engine.engine import Engine
+from services.engine.loading import load_model
 from services.engine.model import Model
 from services.engine.pages import PagePool
 from services.engine.proof import Proofs
@@ -104,7 +105,7 @@ class Runtime:
         """Loads and checks the model; seconds. Raises `SetupError`."""
         started_s = time.monotonic()
         files = prepared.files
-        model = Model(files, prepared.arithmetic)
+        model = load_model(files, prepared.arithmetic)
         prepared.proofs.check(model)
         runtime = cls(settings, files, load_text(files), model)
         log.info(
@@ -170,7 +171,6 @@ def _make_pool(model: Model, settings: Settings) -> PagePool:
     num_pages = min(settings.scheduler.max_sequences * context_pages, budget // page_bytes)
     return PagePool(
         max(num_pages, context_pages),
-        model.page_shape(block_tokens),
-        model.arithmetic.kv_dtype,
+        model.page_form(block_tokens),
         max_idle=IDLE_CONTEXTS * context_pages,
     )

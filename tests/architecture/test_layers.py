@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "services.config": {"schemas", "services.settings"},
     "services.telemetry": {"schemas", "services.settings", "services.config"},
     # One layer of two parts: what a model is on disk, and what its tokenizer makes of text.
-    "services.models": BASE | {"services.text"},
+    "services.models": BASE | {"services.text", "kernels"},
     "services.text": BASE | {"services.models"},
     "services.bus": BASE,
     "services.engine": BASE | {"kernels", "kvstore", "services.bus", "services.text", "services.models"},

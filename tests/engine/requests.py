@@ -161,8 +161,8 @@ def check_named(pool: PagePool, requests: Iterable[Request]) -> int:
 
 
 def content(pool: PagePool, page: int) -> bytes:
-    return pool.leading(page, BLOCK_TOKENS).tobytes()
+    return b"".join(part.tobytes() for part in pool.leading(page, BLOCK_TOKENS))
 
 
 def make_pool(model: Model, num_pages: int) -> PagePool:
-    return PagePool(num_pages, model.page_shape(BLOCK_TOKENS), model.arithmetic.kv_dtype, max_idle=num_pages)
+    return PagePool(num_pages, model.page_form(BLOCK_TOKENS), max_idle=num_pages)

@@ -5,6 +5,7 @@ from collections.abc import Sequence as Seq
 
 import torch
 
+from kernels.page_form import PageForm
 from services.engine.engine import Outcome, Work
 from services.engine.pages import PagePool
 from services.engine.sampler import Sampled
@@ -14,7 +15,7 @@ BLOCK_TOKENS = 16
 
 
 def make_pool(num_pages: int = 8) -> PagePool:
-    return PagePool(num_pages, (1, 1, BLOCK_TOKENS, 4), torch.float32, max_idle=4)
+    return PagePool(num_pages, PageForm(1, 1, BLOCK_TOKENS, 4, torch.float32), max_idle=4)
 
 
 class StubEngine:

@@ -5,8 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import torch
-
+from kernels.page_form import PageForm
 from kvstore.redis.tier import RedisTier
 from kvstore.store import KVStore
 from services.engine.blocks import Blocks
@@ -20,7 +19,7 @@ FOR_EVER_S = 60.0
 
 
 async def test_a_cancelled_restore_leaves_no_reply_behind(tmp_path: Path) -> None:
-    pool = PagePool(8, (GEOMETRY.layers, GEOMETRY.heads, BLOCK_TOKENS, GEOMETRY.head_dim), torch.bfloat16, max_idle=0)
+    pool = PagePool(8, PageForm(GEOMETRY.layers, GEOMETRY.heads, BLOCK_TOKENS, GEOMETRY.head_dim), max_idle=0)
     pool.reserve(8)
     with running(tmp_path) as server, delayed(server.port, 0.0) as proxy, ThreadPoolExecutor(2) as threads:
         tier = RedisTier(proxy.url, timeout_s=FOR_EVER_S)

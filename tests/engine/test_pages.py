@@ -1,11 +1,13 @@
 """The page pool's books add up whatever is done to it."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from kernels.page_form import PageForm
 from kvstore.keys import BlockRef
 from services.engine.pages import OutOfPages, PagePool
 
@@ -13,7 +15,7 @@ NUM_PAGES, MAX_IDLE = 12, 4
 
 
 def make_pool() -> PagePool:
-    return PagePool(NUM_PAGES, (2, 1, 16, 4), torch.float32, max_idle=MAX_IDLE)
+    return PagePool(NUM_PAGES, PageForm(2, 1, 16, 4, torch.float32), max_idle=MAX_IDLE)
 
 
 def ref(n: int, token_hash: bytes | None = None) -> BlockRef:
@@ -150,7 +152,34 @@ def test_the_payload_of_a_page_is_its_memory():
     pool = make_pool()
     pool.reserve(1)
     page = pool.take()
-    payload = pool.leading(page, 16).reshape(-1)
+    (view,) = pool.leading(page, 16)
+    payload = view.reshape(-1)
     assert len(payload) == pool.page_bytes == 2 * 2 * 1 * 16 * 4 * 4
     payload[:4] = list(b"\x00\x00\x80\x3f")
     assert pool.data[page, 0, 0, 0, 0, 0] == 1.0
+
+
+@pytest.mark.parametrize("quantisation", ["none", "int8", "int4"])
+def test_what_pages_hold_of_few_tokens_is_the_payload_of_their_blob(quantisation: str) -> None:
+    """Values and scales lie in other places of a page than of a shorter blob."""
+    form = PageForm(2, 3, 32, 16, quantisation=quantisation)
+    pool = PagePool(2, form, max_idle=0)
+    pool.data.view(torch.uint8).flatten().copy_(torch.arange(2 * pool.page_bytes) * 37 % 251)
+    payload = np.zeros(form.token_bytes * 5, np.uint8)
+    for target, source in zip(pool.payload_parts(payload, 5), pool.leading(1, 5), strict=True):
+        target[...] = source
+    if quantisation == "none":
+        wanted = [pool.data[1, layer, side, :, :5] for layer in range(2) for side in range(2)]
+    else:
+        values, scales = form.values(pool.data), form.scales(pool.data)
+        wanted = [held[1, layer, side, :, :5] for layer in range(2) for side in range(2) for held in (values, scales)]
+    assert payload.tobytes() == b"".join(part.contiguous().view(torch.uint8).numpy().tobytes() for part in wanted)
+    assert b"".join(part.tobytes() for part in pool.leading(1, 32)) != b"" and pool.page_bytes == 32 * form.token_bytes
+
+
+def test_a_whole_quantised_page_is_one_piece() -> None:
+    pool = PagePool(1, PageForm(1, 2, 16, 32, quantisation="int8"), max_idle=0)
+    values, scales = pool.leading(0, 16)
+    values[...], scales[...] = 1, 2
+    page = pool.data[0].numpy().reshape(2, -1)
+    assert (page[:, : 2 * 16 * 32] == 1).all() and (page[:, 2 * 16 * 32 :] == 2).all()

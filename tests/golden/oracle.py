@@ -13,7 +13,7 @@ def generate(model: Model, prompt: list[int], sampling: Sampling, stop_ids: tupl
     """The token ids of each choice; `sampling.seed` and `max_tokens` are set."""
     assert sampling.seed is not None and sampling.max_tokens is not None
     num_pages = -(-(len(prompt) + sampling.max_tokens) // BLOCK_TOKENS)
-    pool = PagePool(num_pages, model.page_shape(BLOCK_TOKENS), model.arithmetic.kv_dtype, max_idle=0)
+    pool = PagePool(num_pages, model.page_form(BLOCK_TOKENS), max_idle=0)
     engine = Engine(model, pool)
     pages = list(range(num_pages))
     try:

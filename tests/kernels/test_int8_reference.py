@@ -150,7 +150,7 @@ def test_weights_mean_what_gguf_means(kind: str) -> None:
     weight, values = weight_of(kind, 24, 96, order)
     ids = torch.tensor([3, 23, 3, 0])
     assert torch.equal(int8.embedding_rows(weight, ids), values[ids])
-    assert (weight.outputs, weight.inputs, weight.groups) == (24, 96, 3)
+    assert (weight.outputs, weight.inputs, weight.num_blocks) == (24, 96, 3)
 
 
 @pytest.mark.parametrize("kind", FORMATS)

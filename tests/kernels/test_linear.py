@@ -26,7 +26,7 @@ def recipe(request: pytest.FixtureRequest) -> LinearRecipe:
 def test_the_chosen_recipe_is_exact_for_more_rows_than_were_tried(dtype: str) -> None:
     arithmetic = choose(dtype, DEFAULT_MODEL)
     for number, (outputs, inputs) in enumerate([*DEFAULT_MODEL.linears, (1024, DEFAULT_MODEL.head[1])]):
-        product = arithmetic.linear(pattern((outputs, inputs), number))
+        product = arithmetic.linear([pattern((outputs, inputs), number)])
         with threads(2):
             assert inexact_rows(product, pattern((200, inputs), 100 + number), MANY_ROWS) == []
 
@@ -34,7 +34,7 @@ def test_the_chosen_recipe_is_exact_for_more_rows_than_were_tried(dtype: str) ->
 @settings(max_examples=20, deadline=None)
 @given(start=st.integers(0, 90), rows=st.integers(1, 70))
 def test_any_window_of_rows(start: int, rows: int) -> None:
-    linear = choose("float32", SMALL).linear(pattern((192, 48), 3))
+    linear = choose("float32", SMALL).linear([pattern((192, 48), 3)])
     x = pattern((160, 48), 4)
     assert torch.equal(linear(x[start : start + rows]), linear(x)[start : start + rows])
 

@@ -8,7 +8,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from kernels.exactness import pattern, threads
-from kernels.reference.rope import RopeScaling, RopeTable, rotate_
+from kernels.reference.rope import RopeTable, rotate_
+from kernels.rope_scaling import RopeScaling
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import torch
 import transformers
-from safetensors.torch import load_file
 
 from schemas.job import Message
 from services.engine.golden import FOLDER, Golden, GoldenPrompt
+from services.engine.weight_source import open_weights
 from services.models.files import ModelFiles
 from services.models.registry import resolve
 from services.text.model import load_text
@@ -32,9 +32,11 @@ def oracle(files: ModelFiles) -> torch.nn.Module:
     """The `transformers` model in float32, with the weights that kvrelay reads."""
     config = transformers.AutoConfig.from_pretrained(files.path)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    weights = {name: tensor for path in files.weights for name, tensor in load_file(path).items()}
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    assert set(missing) <= {"lm_head.weight"} and not unexpected
+    with open_weights(files.weights, files.config) as source:
+        stored = source.formats()
+        weights = {name: source.read(name, *own.shape) for name, own in model.state_dict().items() if name in stored}
+    missing, _ = model.load_state_dict(weights, strict=False)
+    assert set(missing) <= {"lm_head.weight"} and stored.keys() == weights.keys()
     model.tie_weights()
     return model.eval()
 

@@ -1,4 +1,4 @@
-"""Models whose forward pass this is not, or whose KV cannot be cut, are refused with the setting named."""
+"""What a config means to the kernels, and weights that do not fit it."""
 
 from pathlib import Path
 from typing import Any
@@ -6,36 +6,35 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
-from kernels.reference.rope import RopeScaling
+from kernels.rope_scaling import RopeScaling
 from schemas.errors import SetupError
 from services.engine.model_config import ModelConfig
+from services.models.family import FAMILIES
 from tests.model.tiny import SIZES, load, save_tiny
 
 BASE: dict[str, Any] = {"model_type": "llama", "rms_norm_eps": 1e-5, **SIZES}
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"model_type": "mamba"}, "model_type is 'mamba'"),
-        ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window is 4096"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic'"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_type is 'yarn'"),
-        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
-        ({"hidden_size": 50}, "multiples of 16"),
-    ],
-)
-def test_refused_by_name(settings: dict[str, Any], named: str) -> None:
-    with pytest.raises(SetupError, match=named):
-        ModelConfig.from_hf({**BASE, **settings})
 
 
 def test_both_spellings_of_rope() -> None:
     old = ModelConfig.from_hf({**BASE, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}})
     new = ModelConfig.from_hf({**BASE, "rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0}})
     assert old == new and new.rope_theta == 5e5 and new.rope_scaling == RopeScaling("linear", 2.0)
+
+
+def test_what_a_config_leaves_out_is_what_its_family_says() -> None:
+    bare = {key: value for key, value in BASE.items() if key not in ("num_key_value_heads", "head_dim", "rms_norm_eps")}
+    bare |= {"sliding_window": None, "num_attention_heads": 32, "hidden_size": 1024}
+    found = {kind: ModelConfig.from_hf({**bare, "model_type": kind}) for kind in FAMILIES}
+    assert {
+        kind: (config.num_kv_heads, config.head_dim, config.norm_eps, config.head_norms, config.fused)
+        for kind, config in found.items()
+    } == {
+        "llama": (32, 32, 1e-6, False, False),
+        "mistral": (8, 32, 1e-6, False, False),
+        "phi3": (32, 32, 1e-5, False, True),
+        "qwen2": (32, 32, 1e-6, False, False),
+        "qwen3": (32, 128, 1e-6, True, False),
+    }
 
 
 def test_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:

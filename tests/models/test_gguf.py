@@ -1,4 +1,4 @@
-"""GGUF files: read, converted as `transformers` does, and refused when unsupported or damaged (CASES 15)."""
+"""GGUF files: read as `transformers` does, and refused when unsupported or damaged (CASES 15)."""
 
 import json
 import os
@@ -13,9 +13,10 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from schemas.errors import SetupError
-from services.models import gguf_convert
+from services.engine.weight_source import open_weights
+from services.models import gguf_config
 from services.models.gguf_file import read_gguf
-from services.models.safetensors_file import tensor_names
+from services.models.gguf_tensors import tensors_of
 from tests.models.default_model import default_model
 from tests.models.tiny_gguf import write_gguf
 
@@ -25,12 +26,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
 
 
-def converted(path: Path, to: Path) -> dict[str, Any]:
-    from safetensors.numpy import load_file
-
-    file = read_gguf(path)
-    gguf_convert.write_weights(file, gguf_convert.config_of(file), to)
-    return load_file(to)
+def loaded(path: Path) -> dict[str, Any]:
+    """Every tensor under its Hugging Face name, as float32."""
+    config = gguf_config.config_of(read_gguf(path))
+    shapes = {target: stored.tensor.shape for target, stored in tensors_of(read_gguf(path), config).items()}
+    with open_weights([path], config) as source:
+        return {name: source.read(name, *shape).float().numpy() for name, shape in shapes.items()}
 
 
 def test_metadata_and_tensors_are_those_of_the_gguf_package(tiny: Path) -> None:
@@ -51,7 +52,7 @@ def test_metadata_and_tensors_are_those_of_the_gguf_package(tiny: Path) -> None:
 def test_weights_equal_those_that_transformers_loads(tmp_path: Path, tied: bool) -> None:
     """Bit for bit, all six types, rows of Q and K put back in order."""
     path = write_gguf(tmp_path / "tiny.gguf", tied=tied)
-    ours = converted(path, tmp_path / "model.safetensors")
+    ours = loaded(path)
     wanted = _loaded_by_transformers(path)
     wanted.pop("lm_head.weight", None) if tied else None
     assert ours.keys() == wanted.keys()
@@ -66,7 +67,7 @@ def _loaded_by_transformers(path: Path) -> dict[str, Any]:
         from transformers import AutoModelForCausalLM, LlamaConfig
         from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-        config = LlamaConfig(**gguf_convert.config_of(read_gguf(path)))
+        config = LlamaConfig(**gguf_config.config_of(read_gguf(path)))
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         loaded: dict[str, Any] = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
@@ -75,21 +76,14 @@ def _loaded_by_transformers(path: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_the_default_model_equals_that_of_transformers() -> None:
-    from safetensors.numpy import load_file
-
-    files = default_model()
-    ours, wanted = load_file(files.weights[0]), _loaded_by_transformers(Path(files.source))
+    path = default_model().weights[0]
+    ours, wanted = loaded(path), _loaded_by_transformers(path)
     assert ours.keys() == wanted.keys() - {"lm_head.weight"}
     assert all(ours[name].tobytes() == wanted[name].float().numpy().tobytes() for name in ours)
 
 
-def test_a_converted_file_is_a_whole_safetensors_file(tiny: Path, tmp_path: Path) -> None:
-    to = tmp_path / "model.safetensors"
-    assert converted(tiny, to).keys() == tensor_names(to)
-
-
 def test_the_config_is_hugging_faces(tiny: Path) -> None:
-    config = gguf_convert.config_of(read_gguf(tiny))
+    config = gguf_config.config_of(read_gguf(tiny))
     assert config["model_type"] == "llama"
     assert (config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]) == (4, 2, 16)
     assert (config["rope_theta"], config["max_position_embeddings"], config["vocab_size"]) == (10000.0, 128, 264)
@@ -114,12 +108,16 @@ def test_other_tensor_types_are_refused_by_name(tmp_path: Path, kind: Type, monk
     ("metadata", "named"),
     [
         ({"llama.expert_count": 8}, "llama.expert_count=8"),
-        ({"llama.attention.sliding_window": 4096}, "llama.attention.sliding_window=4096"),
-        ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type='yarn'"),
+        ({"llama.attention.sliding_window": 100}, "llama.attention.sliding_window=100"),
+        ({"llama.rope.scaling.type": "longrope"}, "llama.rope.scaling.type='longrope'"),
+        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_log_multiplier": 1}, "yarn_log_multiplier=1"),
+        ({"general.type": "adapter", "adapter.type": "lora"}, "is a lora adapter"),
+        ({"general.type": "mmproj"}, "general.type 'mmproj'"),
+        ({"split.count": 2}, "one of several parts"),
         ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count=8"),
         ({"llama.attention.value_length": 8}, "llama.attention.value_length=8"),
         ({"llama.block_count": 2**31}, "llama.block_count"),
-        ({"llama.block_count": 1}, "block_count"),
+        ({"llama.block_count": 1}, "tensor blk.1.attn_q.weight does not belong"),
         ({"llama.block_count": 3}, "lacks the tensor for model.layers.2"),
         ({"llama.embedding_length": "many"}, "llama.embedding_length must be one int"),
         ({"llama.feed_forward_length": 32}, "the config implies"),
@@ -128,7 +126,7 @@ def test_other_tensor_types_are_refused_by_name(tmp_path: Path, kind: Type, monk
 def test_unsupported_and_contradictory_settings_are_named(tmp_path: Path, metadata: Any, named: str) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", metadata=metadata)
     with pytest.raises(SetupError) as refused:
-        converted(path, tmp_path / "model.safetensors")
+        loaded(path)
     assert named in refused.value.message
 
 
@@ -140,7 +138,7 @@ def test_another_architecture_is_named(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(SetupError, match="'mamba' is not supported"):
-        gguf_convert.config_of(read_gguf(path))
+        gguf_config.config_of(read_gguf(path))
 
 
 def test_every_cut_is_noticed(tiny: Path, tmp_path: Path) -> None:
@@ -165,9 +163,9 @@ def test_damage_is_a_setup_error_or_not_in_the_head(tiny: Path, tmp_path: Path) 
             broken[dice.randrange(head_bytes)] = dice.choice([0, 0xFF, dice.randrange(256)])
         damaged.write_bytes(broken)
         try:
-            converted(damaged, tmp_path / "model.safetensors")
+            loaded(damaged)
         except SetupError as error:
-            assert str(damaged) in error.message or "config" in error.message
+            assert str(damaged) in error.message
 
 
 @pytest.mark.parametrize(

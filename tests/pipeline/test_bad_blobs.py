@@ -18,6 +18,7 @@ from kvstore import keys
 from schemas.blob import DIGESTED_BYTES, HEADER_BYTES
 from services.engine.arithmetic import choose_arithmetic
 from services.engine.model import Model
+from services.engine.reference_model import ReferenceModel
 from services.models.files import ModelFiles
 from services.worker import runtime
 from tests.pipeline.conftest import Pipelines, rounded
@@ -52,7 +53,7 @@ def plain() -> tuple[Model, Model]:
 
 
 def other_weights() -> tuple[Model, Model]:
-    models = Model(tiny_files(), plain()[0].arithmetic), Model(tiny_files(), plain()[0].arithmetic)
+    models = ReferenceModel(tiny_files(), plain()[0].arithmetic), ReferenceModel(tiny_files(), plain()[0].arithmetic)
     for model in models:
         model._weights.norm.neg_()
     return models
@@ -60,12 +61,12 @@ def other_weights() -> tuple[Model, Model]:
 
 def other_rope() -> tuple[Model, Model]:
     files = files_with(config={**tiny_files().config, "rope_theta": 500.0})
-    return Model(files, plain()[0].arithmetic), Model(files, plain()[0].arithmetic)
+    return ReferenceModel(files, plain()[0].arithmetic), ReferenceModel(files, plain()[0].arithmetic)
 
 
 def other_dtype() -> tuple[Model, Model]:
     arithmetic = choose_arithmetic(plain()[0].config, "float32")
-    return Model(tiny_files(), arithmetic), Model(tiny_files(), arithmetic)
+    return ReferenceModel(tiny_files(), arithmetic), ReferenceModel(tiny_files(), arithmetic)
 
 
 def quantised(name: str) -> Callable[[], tuple[Model, Model]]:

@@ -13,6 +13,7 @@ from schemas.events import Done, Event, Token
 from services import telemetry
 from services.engine.model import Model
 from services.engine.recheck import Recheck
+from services.engine.reference_model import ReferenceModel
 from tests.pipeline.conftest import Pipelines
 from tests.pipeline.earlier_worker import DECODE_CLAIM, PREFILL_CLAIM, continued, handoff_of, leave, leave_to_prefill
 from tests.pipeline.tiny import tiny_files, tiny_models
@@ -153,6 +154,6 @@ async def test_a_first_token_is_compared_by_the_prefill_worker_that_takes_over(
 
 
 def other_weights() -> Model:
-    model = Model(tiny_files(), tiny_models()[1].arithmetic)
+    model = ReferenceModel(tiny_files(), tiny_models()[1].arithmetic)
     model._weights.norm.neg_()
     return model

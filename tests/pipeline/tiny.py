@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from services.engine.arithmetic import choose_arithmetic
 from services.engine.model import Model
 from services.engine.model_config import ModelConfig
+from services.engine.reference_model import ReferenceModel
 from services.models.files import ModelFiles
 from services.text.model import TextModel
 from tests.gateway.tiny_model import EOS, tiny_text
@@ -68,7 +69,7 @@ def tiny_models() -> tuple[Model, Model, Model]:
     torch.set_num_threads(1)
     files = tiny_files()
     arithmetic = choose_arithmetic(ModelConfig.from_hf(files.config), "bfloat16")
-    return Model(files, arithmetic), Model(files, arithmetic), Model(files, arithmetic)
+    return ReferenceModel(files, arithmetic), ReferenceModel(files, arithmetic), ReferenceModel(files, arithmetic)
 
 
 def _weights(vocab_size: int) -> dict[str, Any]:

@@ -5,13 +5,14 @@ import asyncio
 import pytest
 import torch
 
+from kernels.page_form import PageForm
 from services.engine.pages import PagePool
 from services.worker.admission import Admission
 from services.worker.room import Room
 
 
 def make_room(num_pages: int = 10, max_sequences: int = 4) -> tuple[Room, PagePool]:
-    pool = PagePool(num_pages, (1, 1, 16, 4), torch.float32, max_idle=0)
+    pool = PagePool(num_pages, PageForm(1, 1, 16, 4, torch.float32), max_idle=0)
     return Room(pool, max_sequences), pool
 
 

@@ -67,7 +67,7 @@ int kvr_sample(const float* logits, int64_t vocab, const kvr_sampling* params, u
 void kvr_exp(const float* x, float* y, int64_t count);
 void kvr_rms_norm(const float* x, const float* weight, float eps, int32_t rows, int32_t inputs, float* y);
 void kvr_quantise(const float* x, int32_t rows, int32_t inputs, int8_t* q, float* scale, float* scaled_sum, int32_t* sum);
-int kvr_linear_run(const kvr_linear* linear, const float* x, int32_t rows, float* y);
+void kvr_linear_run(const kvr_linear* linear, const float* x, int32_t rows, float* y);
 void kvr_linear_row(const kvr_linear* linear, int32_t row, float* out);
 void kvr_silu_gate(const float* gate_up, int32_t rows, int32_t inner, float* y);
 void kvr_rotate(float* x, int32_t rows, int32_t heads, int32_t dim, const float* cos, const float* sin);

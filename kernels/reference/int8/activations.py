@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.quantised_weight import GROUP
+from kernels.quantised_weight import BLOCK_VALUES
 from kernels.reference.int8.elementary import in_groups
 
 LEVELS = 127
@@ -25,7 +25,7 @@ class QuantisedRows(NamedTuple):
 
 def quantise(x: Tensor) -> QuantisedRows:
     """`x: [R, K] float32`, K a multiple of 32."""
-    groups = in_groups(x, GROUP)
+    groups = in_groups(x, BLOCK_VALUES)
     largest = groups.abs().amax(-1)
     bad, small = ~largest.isfinite(), largest < _TOO_SMALL
     ordinary = torch.where(bad | small, 1.0, largest)

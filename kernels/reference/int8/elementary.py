@@ -28,12 +28,14 @@ def fma(a: Tensor | float, b: Tensor | float, c: Tensor | float) -> Tensor:
     """
     product, c = _float64(a) * _float64(b), _float64(c)
     total = product + c
-    bits = total.view(torch.int64)
-    doubtful = ((bits & _LOW_BITS) == _TIE) | ((total.abs() < _DENORMAL) & (total != 0))
-    if doubtful.any():
+    result = total.float()
+    ties = total.view(torch.int64).bitwise_and(_LOW_BITS).eq_(_TIE)
+    denormal = result.abs() < _DENORMAL  # or zero, which is exact
+    if ties.any() or denormal.any():
+        doubtful = (ties != 0) | denormal & (total != 0)
         product, addend = product.expand_as(total)[doubtful], c.expand_as(total)[doubtful]
-        total[doubtful] = _rounded_to_odd(product, addend, total[doubtful])
-    return total.float()
+        result[doubtful] = _rounded_to_odd(product, addend, total[doubtful]).float()
+    return result
 
 
 def tree16(v: Tensor) -> Tensor:

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from kernels.linear import Linear
-from kernels.quantised_weight import GROUP, QuantisedWeight
+from kernels.quantised_weight import BLOCK_VALUES, QuantisedWeight
 from kernels.reference.int8.activations import quantise
 from kernels.reference.int8.elementary import fma
 
-_SUMS_AT_ONCE = 1 << 20
+_SUMS_AT_ONCE = 1 << 16
 """Sums of one piece of a product. Changes no bits."""
 
 
@@ -19,7 +19,7 @@ def linear(x: Tensor, weight: QuantisedWeight, bias: Tensor | None = None) -> Te
 
 def product(weight: QuantisedWeight, bias: Tensor | None = None) -> Linear:
     """`linear` of a weight that is taken apart once: a byte a value."""
-    values = weight.values().transpose(0, 1).contiguous()  # [G, N, 32]
+    values = weight.whole().transpose(0, 1).contiguous()  # [G, N, 32]
     scales = weight.scales().T.contiguous()
     minima = weight.minima()
     minima = None if minima is None else minima.T.contiguous()
@@ -33,9 +33,9 @@ def product(weight: QuantisedWeight, bias: Tensor | None = None) -> Linear:
 
     def _outputs(x: Tensor, part: slice) -> Tensor:
         rows = quantise(x)
-        grouped = rows.values.view(x.shape[0], -1, GROUP).float().transpose(0, 1)  # [G, R, 32]
+        grouped = rows.values.view(x.shape[0], weight.num_blocks, BLOCK_VALUES).float().transpose(0, 1)  # [G, R, 32]
         total = torch.zeros(x.shape[0], scales[0, part].shape[0])
-        for group in range(weight.groups):
+        for group in range(weight.num_blocks):
             # Whole numbers below 2^24: exact in float32, whatever the order of additions.
             whole = grouped[group] @ values[group, part].float().T
             total = fma(whole, rows.scales[:, group, None] * scales[group, part], total)
@@ -47,8 +47,5 @@ def product(weight: QuantisedWeight, bias: Tensor | None = None) -> Linear:
 
 
 def embedding_rows(weight: QuantisedWeight, ids: Tensor) -> Tensor:
-    """Rows `ids: [R] int64` of `weight: [V, K]`, `[R, K] float32`: as `gguf` dequantises, a product and a sum."""
-    rows = weight.rows(ids)
-    values = rows.values().float() * rows.scales()[..., None]
-    minima = rows.minima()
-    return (values if minima is None else values + minima[..., None]).flatten(1)
+    """Rows `ids: [R] int64` of `weight: [V, K]`, `[R, K] float32`."""
+    return weight.rows(ids).dequantise()
