@@ -49,6 +49,13 @@ class Scheduler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     kv_memory_bytes: Annotated[
         int, key("memory for KV pages in each worker; 0: enough for `max_sequences`, within the machine", "bytes", ge=0)
     ] = 0
+    speculate: Annotated[
+        Literal["off", "lookup"],
+        key("`lookup`: tokens that followed the last ones before are tried in one step; the answer stays the same"),
+    ] = "lookup"
+    max_proposals: Annotated[int, key("tokens of a sequence that a step tries beside the next one", "tokens", ge=1)] = (
+        12
+    )
     grace_s: Annotated[
         float,
         key(

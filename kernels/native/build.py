@@ -23,9 +23,10 @@ from pathlib import Path
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 
+from kernels.native import LIBRARY
+
 HERE = Path(__file__).parent
 SOURCES = HERE / "src"
-LIBRARY = "libkvrelay_kernels.so"
 
 FLAGS = ["-O3", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-fvisibility=hidden", "-pthread", "-g1"]
 FLAGS += ["-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # of gcc, about its own intrinsics

@@ -79,7 +79,7 @@ class NativeLinear:
         return load().kvr_linear_quants(self.pointer, part)
 
     def _append(self, part: QuantisedWeight) -> None:
-        order = None if part.order is None else part.order.to(torch.int64).contiguous()
+        order = None if part.row_order is None else part.row_order.to(torch.int64).contiguous()
         blocks = ffi.cast("const uint8_t *", part.blocks.data_ptr())
         rows = ffi.NULL if order is None else ffi.cast("const int64_t *", order.data_ptr())
         code = load().kvr_linear_append(self.pointer, FORMATS[part.format], blocks, rows, part.outputs)

@@ -7,7 +7,7 @@ from typing import Any
 
 import cffi
 
-from kernels.native.build import LIBRARY
+from kernels.native import LIBRARY
 
 HEADER = Path(__file__).parent / "src" / "api.h"
 PATH_VARIABLE = "KVRELAY_KERNELS"  # another build of the library: sanitizers

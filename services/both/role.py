@@ -12,7 +12,7 @@ from schemas.beat import ProcessRole
 from schemas.subjects import Stage
 from services.bus.beats import BeatTable
 from services.bus.delivery import Delivery
-from services.decode.role import DecodeRole
+from services.decode.role import DecodeRole, max_draft
 from services.prefill.role import PrefillRole
 from services.worker.address import Address
 from services.worker.room import Permit
@@ -29,7 +29,9 @@ class BothRole:
         scheduler = runtime.settings.scheduler
         self._chunk_tokens = scheduler.chunk_tokens
         self._token_budget = scheduler.token_budget + scheduler.max_sequences  # a row for each answer beside prompts
-        self.batch = runtime.batch(chunk_tokens=self._chunk_tokens, token_budget=self._token_budget)
+        self.batch = runtime.batch(
+            chunk_tokens=self._chunk_tokens, token_budget=self._token_budget, max_draft=max_draft(scheduler)
+        )
         self._prefill = PrefillRole(runtime, beats, self.batch)
         self._decode = DecodeRole(runtime, beats, self.batch)
 

@@ -6,6 +6,7 @@ from schemas.handoff import Handoff
 from services.decode.chain import Chain
 from services.engine.blocks import Restored
 from services.engine.choice import Choice
+from services.engine.drafter import Drafter
 from services.engine.engine import Outcome
 from services.engine.recheck import Difference, Recheck
 from services.engine.sampler import Sampled, Sampler
@@ -42,6 +43,8 @@ class Generation:
             samplers=[self._sampler],
             index=len(choice.token_ids),
         )
+        if runtime.settings.scheduler.speculate == "lookup":
+            self._guess()
         mode = runtime.settings.kv.store_generated
         # Under an arithmetic of its own decode goes on from its own blocks alone.
         self._is_stored = mode == "always" or chain.first_row > 0 or (mode == "conversation" and handoff.conversation)
@@ -70,6 +73,12 @@ class Generation:
         self.sequence.token_ids.append(sampled.id)
         self.sequence.index += 1
         self._sampler.note(sampled.id)
+
+    def _guess(self) -> None:
+        sequence, max_tokens = self.sequence, self._handoff.sampling.max_tokens
+        assert max_tokens is not None
+        sequence.max_tokens = len(self._handoff.prompt_token_ids) + max_tokens
+        sequence.drafter = Drafter(sequence.token_ids)
 
     def _on_block_full(self, block: int) -> None:
         """Whoever takes the job over starts from the store: what is there must not go meanwhile."""

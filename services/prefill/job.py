@@ -157,11 +157,11 @@ class PrefillJob:
                     self._stream.push(self._stream.choices[number], sampled)
                 else:
                     self._compare(number, sampled.id)
-        elif fresh:
-            raise outcome
         else:
             for number in choices:
-                self._compare(number, None)
+                if number not in fresh:
+                    self._compare(number, None)
+            raise outcome
         if fresh:
             self._timings["ttft_s"] = self._run.delivery.age_s()
             self._run.made_first_token()

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 import threading
 import time
@@ -176,8 +177,10 @@ class Runtime:
         """What may wait for a disk, away from the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._io, call)
 
-    def batch(self, *, chunk_tokens: int, token_budget: int) -> Batch:
-        return Batch(self.engine, chunk_tokens=chunk_tokens, token_budget=token_budget)
+    def batch(self, *, chunk_tokens: int, token_budget: int, slice_s: float = math.inf, max_draft: int = 0) -> Batch:
+        return Batch(
+            self.engine, chunk_tokens=chunk_tokens, token_budget=token_budget, slice_s=slice_s, max_draft=max_draft
+        )
 
     def close(self) -> None:
         """Waits for the pass under way, and shortly for calls of the store. One that hangs keeps its thread, and the

@@ -10,6 +10,7 @@
 
 #include "kernels.h"
 #include "model.h"
+#include "sampler.h"
 
 struct kvr_linear : kvr::Linear {
     using Linear::Linear;
@@ -53,6 +54,23 @@ const Kernels& kernels() {
 }  // namespace kvr
 
 using kvr::kernels;
+
+namespace {
+
+/// Rows of float32 as the products want them.
+struct Inputs {
+    Inputs(const float* from, int32_t rows, int32_t inputs)
+        : q(static_cast<size_t>(kvr::whole_rows(rows) * inputs)), scale(q.size() / kvr::kGroup), scaled_sum(scale.size()),
+          sum(scale.size()), x{q.data(), scale.data(), scaled_sum.data(), sum.data(), inputs} {
+        for (int64_t r = 0; r < rows; ++r) kernels().quantise(from + r * inputs, x, r);
+    }
+    std::vector<int8_t> q;
+    std::vector<float> scale, scaled_sum;
+    std::vector<int32_t> sum;
+    kvr::Activations x;
+};
+
+}  // namespace
 
 extern "C" {
 
@@ -112,6 +130,12 @@ KVR_API void kvr_model_ends(kvr_model* model, const kvr_linear* embedding, const
 
 KVR_API int kvr_model_run(kvr_model* model, const kvr_pass* pass) { return model->run(*pass); }
 
+KVR_API int64_t kvr_sample_scratch_bytes(int64_t vocab) { return kvr::sample_scratch_bytes(vocab); }
+
+KVR_API int kvr_sample(const float* logits, int64_t vocab, const kvr_sampling* params, uint32_t* id, void* scratch) {
+    return kvr::sample(logits, vocab, *params, id, scratch);
+}
+
 KVR_API void kvr_exp(const float* x, float* y, int64_t count) { kernels().exp(x, y, count); }
 
 KVR_API void kvr_rms_norm(const float* x, const float* weight, float eps, int32_t rows, int32_t inputs, float* y) {
@@ -120,19 +144,20 @@ KVR_API void kvr_rms_norm(const float* x, const float* weight, float eps, int32_
 
 KVR_API void kvr_quantise(const float* x, int32_t rows, int32_t inputs, int8_t* q, float* scale, float* scaled_sum,
                           int32_t* sum) {
-    const kvr::Activations to{q, scale, scaled_sum, sum, inputs};
-    for (int64_t r = 0; r < rows; ++r) kernels().quantise(x + r * inputs, to, r);
+    Inputs made(x, rows, inputs);
+    for (int64_t r = 0; r < rows; ++r)
+        for (int32_t g = 0; g < inputs / kvr::kGroup; ++g) {
+            const int64_t from = made.x.at(r, g), to = r * (inputs / kvr::kGroup) + g;
+            std::memcpy(q + to * kvr::kGroup, made.x.q + from * kvr::kGroup, kvr::kGroup);
+            scale[to] = made.x.scale[from];
+            scaled_sum[to] = made.x.scaled_sum[from];
+            sum[to] = made.x.sum[from];
+        }
 }
 
-KVR_API int kvr_linear_run(const kvr_linear* linear, const float* x, int32_t rows, float* y) {
-    const int64_t inputs = linear->inputs, groups = linear->groups();
-    std::vector<int8_t> q(static_cast<size_t>(rows * inputs) + 1);
-    std::vector<float> scale(static_cast<size_t>(rows * groups) + 1), scaled_sum(scale.size());
-    std::vector<int32_t> sum(scale.size());
-    kvr_quantise(x, rows, linear->inputs, q.data(), scale.data(), scaled_sum.data(), sum.data());
-    const kvr::Activations to{q.data(), scale.data(), scaled_sum.data(), sum.data(), linear->inputs};
-    kernels().linear(*linear, 0, linear->num_tiles(), to, 0, rows, y, linear->outputs, false);
-    return 0;
+KVR_API void kvr_linear_run(const kvr_linear* linear, const float* x, int32_t rows, float* y) {
+    const Inputs made(x, rows, linear->inputs);
+    kernels().linear(*linear, 0, linear->num_tiles(), made.x, 0, rows, y, linear->outputs, false);
 }
 
 KVR_API void kvr_linear_row(const kvr_linear* linear, int32_t row, float* out) { linear->row(row, out); }

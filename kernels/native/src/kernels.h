@@ -7,14 +7,22 @@
 
 namespace kvr {
 
-/// Inputs of a product: `q: [rows, inputs]`, and of each group its scale, scale * sum and sum.
+constexpr int kRows = 8;  // rows whose inputs lie together
+
+/// Inputs of a product, in blocks of 8 rows: `q: [blocks, groups, 8, 32]`, and `[blocks, groups, 8]` of each group's
+/// scale, scale * sum and sum. So a kernel steps through one piece of memory, whatever the rows are.
 struct Activations {
     int8_t* q;
     float *scale, *scaled_sum;
     int32_t* sum;
     int32_t inputs;
     int32_t groups() const { return inputs / kGroup; }
+    /// Number of a row's group among all: its values are `q + 32 * at`.
+    int64_t at(int64_t row, int32_t group) const { return (row / kRows * groups() + group) * kRows + row % kRows; }
 };
+
+/// `rows`, rounded up to whole blocks.
+inline int64_t whole_rows(int64_t rows) { return (rows + kRows - 1) / kRows * kRows; }
 
 enum KvFormat : int32_t { KvBf16 = 0, KvInt8 = 1, KvInt4 = 2, KvFloat = 3 };
 
@@ -60,7 +68,7 @@ struct Kernels {
     void (*rms_norm)(const float* x, const float* weight, float eps, int32_t inputs, float* y);
     /// x: [inputs] -> row `row` of `to`
     void (*quantise)(const float* x, const Activations& to, int64_t row);
-    /// Rows [begin, end) times tiles [first, last) -> out[row * stride + column], or added to what is there.
+    /// Rows [begin, end), `begin` at a block's first, times tiles [first, last) -> out[row * stride + column], or added to what is there.
     void (*linear)(const Linear& linear, int32_t first, int32_t last, const Activations& x, int64_t begin, int64_t end,
                    float* out, int64_t stride, bool add);
     /// The same for `gate_up: [2 * inner, inputs]`: silu(gate) * up of group `group` of 32, quantised into `to`.

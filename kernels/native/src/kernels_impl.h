@@ -5,11 +5,18 @@
 
 #include "kernels.h"
 
+// Loops over what lies in registers: left rolled, a compiler keeps it in memory.
+#if defined(__clang__)
+#define KVR_UNROLL _Pragma("unroll")
+#else
+#define KVR_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 namespace kvr::KVR_ISA {
 
 namespace {
 
-constexpr int kTileRows = KVR_TILE_ROWS;  // rows that share unpacked weights; more do not fit into registers
+constexpr int kTileRows = KVR_TILE_ROWS;  // rows that share unpacked weights, as the registers allow: 8 or 4
 
 inline F exp16(F x) {
     const F clamped = max(x, set1(-86.0f));  // NaN becomes -86 here
@@ -67,46 +74,56 @@ inline void quantise_group(F low, F high, int8_t* q, float* scale, float* scaled
 }
 
 inline void quantise_at(F low, F high, const Activations& to, int64_t row, int32_t group) {
-    const int64_t at = row * to.groups() + group;
-    quantise_group(low, high, to.q + row * to.inputs + group * kGroup, to.scale + at, to.scaled_sum + at, to.sum + at);
+    const int64_t at = to.at(row, group);
+    quantise_group(low, high, to.q + at * kGroup, to.scale + at, to.scaled_sum + at, to.sum + at);
 }
 
 void quantise(const float* x, const Activations& to, int64_t row) {
     for (int32_t g = 0; g < to.groups(); ++g) quantise_at(load(x + g * kGroup), load(x + g * kGroup + 16), to, row, g);
 }
 
-/// `R` rows from `row` on times one tile: acc[r] are its 16 columns.
+/// `R` rows of one block from `row` on times one tile: out[r] are its 16 columns.
 template <Format Fmt, int R>
-inline void multiply(const uint8_t* quants, const uint16_t* scales, const Activations& x, int64_t row, F* acc) {
+inline void multiply(const uint8_t* quants, const uint16_t* scales, const Activations& x, int64_t row, F* out) {
     const int32_t groups = x.groups();
-    const int8_t* q = x.q + row * x.inputs;
-    const int64_t at = row * groups;
+    const int64_t at = x.at(row, 0);
+    const int8_t* values = x.q + at * kGroup;
+    const float *scale = x.scale + at, *scaled_sum = x.scaled_sum + at;
+    const int32_t* sum = x.sum + at;
+    F acc[R];
+    KVR_UNROLL
     for (int r = 0; r < R; ++r) acc[r] = zero();
     for (int32_t g = 0; g < groups; ++g) {
-        B w[8];
-        if (Fmt == Q8_0) {
-            for (int v = 0; v < 8; ++v) w[v] = load_bytes(quants + 64 * v);
-        } else {
-            for (int v = 0; v < 4; ++v) {
-                const B both = load_bytes(quants + 64 * v);
-                w[v] = low_halves(both);
-                w[v + 4] = high_halves(both);
-            }
+        // The rows' sums side by side: each waits five cycles for its last addition.
+        I dot[R];
+        KVR_UNROLL
+        for (int r = 0; r < R; ++r)  // what the bytes are too large by: 128 or 8 each
+            dot[r] = Fmt == Q4_1 ? set1(0) : set1(sum[r] * (Fmt == Q8_0 ? -128 : -8));
+        KVR_UNROLL
+        for (int v = 0; v < 4; ++v) {
+            const B first = load_bytes(quants + 64 * v), low = Fmt == Q8_0 ? first : low_halves(first);
+            const B high = Fmt == Q8_0 ? load_bytes(quants + 64 * (v + 4)) : high_halves(first);
+            KVR_UNROLL
+            for (int r = 0; r < R; ++r) dot[r] = dot4<Fmt == Q8_0>(dot[r], low, values + r * kGroup + 4 * v);
+            KVR_UNROLL
+            for (int r = 0; r < R; ++r) dot[r] = dot4<Fmt == Q8_0>(dot[r], high, values + r * kGroup + 4 * v + 16);
         }
         const F d = load_half(scales);
         const F m = Fmt == Q4_1 ? load_half(scales + kTile) : zero();
+        KVR_UNROLL
         for (int r = 0; r < R; ++r) {
-            const int64_t index = at + r * groups + g;
-            // What the bytes are too large by: 128 or 8 each.
-            I dot = Fmt == Q4_1 ? set1(0) : set1(x.sum[index] * (Fmt == Q8_0 ? -128 : -8));
-            const int8_t* values = q + r * static_cast<int64_t>(x.inputs) + g * kGroup;
-            for (int v = 0; v < 8; ++v) dot = dot4<Fmt == Q8_0>(dot, w[v], values + 4 * v);
-            acc[r] = fma(cvt(dot), mul(set1(x.scale[index]), d), acc[r]);
-            if (Fmt == Q4_1) acc[r] = fma(m, set1(x.scaled_sum[index]), acc[r]);
+            acc[r] = fma(cvt(dot[r]), mul(set1(scale[r]), d), acc[r]);
+            if (Fmt == Q4_1) acc[r] = fma(m, set1(scaled_sum[r]), acc[r]);
         }
         quants += quants_bytes(Fmt);
         scales += scales_each(Fmt);
+        values += kRows * kGroup;
+        scale += kRows;
+        scaled_sum += kRows;
+        sum += kRows;
     }
+    KVR_UNROLL
+    for (int r = 0; r < R; ++r) out[r] = acc[r];
 }
 
 template <int R>
@@ -457,17 +474,24 @@ inline void attend_quad(int32_t dim, int32_t most, const float* transposed, cons
         softmax64(s[r], seen[r], to.largest + r * each_step, to.weight + r * each_step);
         if (v.scales) times_scales(s[r], v.scales, seen[r]);
     }
+    int32_t least = seen[0];
+    for (int r = 1; r < R; ++r) least = seen[r] < least ? seen[r] : least;
     for (int32_t i = 0; i < dim; i += 64) {
         const int columns = dim - i < 64 ? (dim - i) / 16 : 4;
         F acc[R][4];
         for (int r = 0; r < R; ++r)
             for (int j = 0; j < 4; ++j) acc[r][j] = zero();
-        for (int32_t t = 0; t < most; ++t) {
+        for (int32_t t = 0; t < least; ++t) {
             F value[4];
             for (int j = 0; j < 4; ++j) value[j] = j < columns ? load(values + t * dim + i + 16 * j) : zero();
             for (int r = 0; r < R; ++r)
                 for (int j = 0; j < 4; ++j) acc[r][j] = fma(set1(s[r][t]), value[j], acc[r][j]);
         }
+        // A value that a row may not see is in no sum of it, not even times 0: it may be infinite, or 0 be negative.
+        for (int r = 0; r < R; ++r)
+            for (int32_t t = least; t < seen[r]; ++t)
+                for (int j = 0; j < columns; ++j)
+                    acc[r][j] = fma(set1(s[r][t]), load(values + t * dim + i + 16 * j), acc[r][j]);
         for (int r = 0; r < R; ++r)
             for (int j = 0; j < columns; ++j) store(to.sums + r * sums_step + i + 16 * j, acc[r][j]);
     }

@@ -143,7 +143,7 @@ void Model::plan_shared(const kvr_pass& pass) {
 }
 
 bool Model::reserve(const kvr_pass& pass) {
-    const int64_t rows = at_least_one(pass.rows), logit_rows = at_least_one(pass.num_logits);
+    const int64_t rows = whole_rows(at_least_one(pass.rows)), logit_rows = whole_rows(at_least_one(pass.num_logits));
     const int64_t narrow = std::max(shape.hidden, head_columns()), most = std::max(rows, logit_rows);
     scratch_each_ = std::max<int64_t>(kAttendScratch + tile_floats_, shape.hidden + 64);
     scratch_each_ = (scratch_each_ + 15) / 16 * 16;

@@ -19,5 +19,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         squared = lanes[..., step, :]
         sums = fma(squared, squared, sums)
     mean = tree16(sums) / x.shape[-1]
-    scale = 1.0 / (mean + eps).sqrt()
+    # Not torch's sqrt, which MKL rounds wrongly now and then. That of a float64 has bits enough to be rounded again.
+    root = (mean + eps).double().sqrt().float()
+    scale = 1.0 / root
     return x * scale[..., None] * weight
