@@ -10,13 +10,24 @@ import click
 import msgspec
 
 from schemas.errors import SetupError
+from schemas.job import Sampling
 from services.cli.options import with_settings
-from services.config import Settings
+from services.config import Settings, to_env
+from services.settings import parse_cores
 from services.supervisor import cores
 from services.supervisor.valkey import ValkeyServer
 
 # services.bench.store.SECTIONS, without importing it
 STORE_SECTIONS = ["eviction", "dedupe", "lookup", "tiers", "codecs", "merges"]
+# services.bench.peer.PEERS, likewise
+PEERS = ["llamacpp", "vllm", "hf"]
+
+_ENGINE_EPILOG = """\b
+Examples:
+  kvrelay bench engine --peer llamacpp --peer vllm --rounds 5
+  kvrelay bench engine --peer llamacpp --peer-python /opt/llama/bin/python --threads 1 --batch 1
+  kvrelay bench engine --temperature 1 --top-p 0.9 --roofline
+"""
 
 _STORE_EPILOG = """\b
 Examples:
@@ -32,20 +43,72 @@ def bench() -> None:
     """Measure this machine."""
 
 
-@bench.command()
+@bench.command(epilog=_ENGINE_EPILOG)
 @with_settings("compute.model", "compute.dtype", "compute.threads", "kv.data_dir")
 @click.option("--batch", "batches", default="1,4,8,16", show_default=True, help="Batch sizes, comma-separated.")
 @click.option("--ctx", type=click.IntRange(16), default=512, show_default=True, help="Prompt tokens a sequence.")
-@click.option("--steps", type=click.IntRange(1), default=64, show_default=True, help="Decode steps measured.")
-def engine(settings: Settings, batches: str, ctx: int, steps: int) -> None:
-    """The bare engine, without queue and store: prefill and decode tokens/s, one JSON line a batch size."""
+@click.option("--steps", type=click.IntRange(1), default=64, show_default=True, help="Decode steps a round.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Rounds; medians are printed.")
+@click.option("--peer", "peers", type=click.Choice(PEERS), multiple=True, help="Another engine, in turns with ours.")
+@click.option("--peer-python", "pythons", multiple=True, metavar="[PEER=]PATH", help="Its Python  [.peers/<peer>/...].")
+@click.option("--peer-model", "models", multiple=True, metavar="[PEER=]PATH", help="The same weights in its form.")
+@click.option("--temperature", type=click.FloatRange(0.0), default=0.0, show_default=True, help="Of our sampling.")
+@click.option("--top-p", type=click.FloatRange(0.0, 1.0), default=1.0, show_default=True, help="Of our sampling.")
+@click.option("--roofline", is_flag=True, help="Also what part of the memory's read rate a step reaches.")
+def engine(
+    settings: Settings,
+    batches: str,
+    ctx: int,
+    steps: int,
+    rounds: int,
+    peers: tuple[str, ...],
+    pythons: tuple[str, ...],
+    models: tuple[str, ...],
+    temperature: float,
+    top_p: float,
+    roofline: bool,
+) -> None:
+    """The bare engine, without queue and store: prefill and decode tokens/s, one JSON line a batch size.
+
+    With --peer, another engine computes the same in turns with ours, on the same cores with as many threads, in a
+    process of its own that sleeps meanwhile; the ratios are ours over theirs.
+    """
     sizes = _sizes(batches, "--batch")
     cores.own(settings.compute.cores)
-    from services.bench.engine import run
+    usable = cores.usable()
+    threads = settings.compute.threads or len(usable)
+    cores.own(",".join(map(str, usable[:threads])))
+    from services.bench.engine import Asked, run
 
-    threads = settings.compute.threads or len(cores.usable())
-    for line in run(settings, sizes, ctx, threads, steps):
+    of_python, of_model = _by_peer(pythons, peers, "--peer-python"), _by_peer(models, peers, "--peer-model")
+    places = [(name, of_python.get(name, ""), of_model.get(name, "")) for name in peers]
+    asked = Asked(
+        batches=sizes,
+        ctx_tokens=ctx,
+        num_steps=steps,
+        threads=threads,
+        cores=usable[:threads],
+        rounds=rounds,
+        sampling=Sampling(temperature=temperature, top_p=top_p),
+        has_roofline=roofline,
+        places=places,
+        env=to_env(settings),
+    )
+    for line in run(settings, asked):
         click.echo(json.dumps(line))
+
+
+def _by_peer(values: tuple[str, ...], peers: tuple[str, ...], option: str) -> dict[str, str]:
+    """`peer=path`, or a path alone where there is one peer."""
+    found = {}
+    for value in values:
+        name, equals, path = value.partition("=")
+        if not equals and len(peers) == 1:
+            name, path = peers[0], value
+        if name not in peers or not path:
+            raise click.UsageError(f"{option} {value!r} is not PEER=PATH for one of --peer")
+        found[name] = path
+    return found
 
 
 @bench.command()
@@ -60,7 +123,7 @@ def pipeline(settings: Settings, prompt: int, tokens: int, rounds: int) -> None:
     with borrowed_pipeline.pipeline(settings) as (_, nats_url):
         from services.bench.pipeline import run
 
-        decode_cores = cores.parse(cores.share(cores.usable(), 2)[1])
+        decode_cores = parse_cores(cores.share(cores.usable(), 2)[1])
         threads = settings.compute.threads or len(decode_cores)
         for line in run(settings, nats_url, decode_cores, threads, prompt, tokens, rounds):
             click.echo(json.dumps(line))

@@ -10,6 +10,7 @@
 
 #include "kernels.h"
 #include "model.h"
+#include "sampler.h"
 
 struct kvr_linear : kvr::Linear {
     using Linear::Linear;
@@ -128,6 +129,12 @@ KVR_API void kvr_model_ends(kvr_model* model, const kvr_linear* embedding, const
 }
 
 KVR_API int kvr_model_run(kvr_model* model, const kvr_pass* pass) { return model->run(*pass); }
+
+KVR_API int64_t kvr_sample_scratch_bytes(int64_t vocab) { return kvr::sample_scratch_bytes(vocab); }
+
+KVR_API int kvr_sample(const float* logits, int64_t vocab, const kvr_sampling* params, uint32_t* id, void* scratch) {
+    return kvr::sample(logits, vocab, *params, id, scratch);
+}
 
 KVR_API void kvr_exp(const float* x, float* y, int64_t count) { kernels().exp(x, y, count); }
 

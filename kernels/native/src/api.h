@@ -60,6 +60,10 @@ void kvr_model_ends(kvr_model* model, const kvr_linear* embedding, const float* 
                     const float* cos, const float* sin);
 int kvr_model_run(kvr_model* model, const kvr_pass* pass);
 
+// Chooses one id. `scratch` of `kvr_sample_scratch_bytes(vocab)`, one a thread. 0 ok, 1 not finite.
+int64_t kvr_sample_scratch_bytes(int64_t vocab);
+int kvr_sample(const float* logits, int64_t vocab, const kvr_sampling* params, uint32_t* id, void* scratch);
+
 void kvr_exp(const float* x, float* y, int64_t count);
 void kvr_rms_norm(const float* x, const float* weight, float eps, int32_t rows, int32_t inputs, float* y);
 void kvr_quantise(const float* x, int32_t rows, int32_t inputs, int8_t* q, float* scale, float* scaled_sum, int32_t* sum);
