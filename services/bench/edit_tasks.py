@@ -59,7 +59,7 @@ TASKS: dict[str, str] = {
     "rename in code": f"Write this Python function again with `values` renamed to `numbers`:\n\n```python\n{_CODE}```",
     "change a setting": f"Write this file again with port 9090 instead of 8080:\n\n```toml\n{_CONFIG}```",
     "change a name": f"Write this letter again, to Mr. Parker instead of Mrs. Thompson:\n\n{_LETTER}",
-    "correct a letter": f"Correct the spelling of this letter, and repeat it whole:\n\n{_LETTER.replace('sent', 'snet')}",
+    "correct a letter": f"Correct the spelling of this letter:\n\n{_LETTER.replace('sent', 'snet')}",
     "add a line": f"Repeat this list and add a sixth person, Felix Braun:\n\n{_CONTACTS}",
     "extract a section": f"Repeat the sections [store] and [queue] of this file:\n\n```toml\n{_CONFIG}```",
     "extract lines": f"Repeat the lines of this log, in the same order:\n\n```\n{_LOG}\n```",
