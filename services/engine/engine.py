@@ -6,10 +6,11 @@ Knows nothing of jobs, batching policy, text or the queue. A pass is a list of `
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from schemas.errors import NotFinite
 from services.engine.model import Model, Span
@@ -19,6 +20,8 @@ from services.engine.recheck import Recheck
 from services.engine.sampler import Row, Sampled, Sampler
 
 MIN_PREFILL_ROWS = 16
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -52,12 +55,17 @@ class Engine:
     def __init__(self, model: Model, pool: PagePool) -> None:
         self.model = model
         self.pool = pool
+        self.num_passes = 0
         self.prefill_rate = Rate()  # tokens a second, in passes of at least `MIN_PREFILL_ROWS`
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
 
     async def run(self, works: Seq[Work]) -> list[Outcome]:
         """One pass. An outcome is the sampled tokens, or the error that concerns this `Work` alone."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.run_now, works)
+
+    async def between_passes(self, call: Callable[[], T]) -> T:
+        """Of what uses the model beside its passes."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     def run_now(self, works: Seq[Work]) -> list[Outcome]:
         """The same on the calling thread."""
@@ -69,6 +77,7 @@ class Engine:
             logit_rows += [begin + position - work.start for position in work.rechecked]
             if work.samplers:
                 logit_rows.append(end - 1)
+        self.num_passes += 1
         began_s = time.perf_counter()
         logits = iter(self.model.forward(token_ids, spans, self.pool.data, logit_rows).numpy())
         if len(token_ids) >= MIN_PREFILL_ROWS:

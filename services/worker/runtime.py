@@ -18,8 +18,9 @@ from kvstore.identities import IdentityRecord, record_of, remember
 from kvstore.place import place_of
 from services.engine.batch import Batch
 from services.engine.blocks import Blocks
+from services.engine.check import Canary
 from services.engine.engine import Engine
-from services.engine.loading import load_model
+from services.engine.loading import load_checked
 from services.engine.model import Model
 from services.engine.pages import PagePool
 from services.engine.proof import Proofs
@@ -71,13 +72,24 @@ class Prepared(NamedTuple):
 class Runtime:
     """Made by `load`, or around a model that is loaded already; closed by its maker."""
 
-    def __init__(self, settings: Settings, files: ModelFiles, text: TextModel, model: Model) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        files: ModelFiles,
+        text: TextModel,
+        model: Model,
+        canary: Canary | None = None,
+        trouble: str = "",
+    ) -> None:
+        """`canary` of the model, to be asked again; `trouble` that it is computed with, for an operator."""
         self.settings = settings
         self.text = text
         self.build = build_id(files, model.arithmetic.id)
         self.text_id = text_id(files)
         self.pool = _make_pool(model, settings)
         self.engine = Engine(model, self.pool)
+        self.canary = canary
+        self._trouble = trouble
         identity = identity_of(files, model, settings.kv.block_tokens)
         self._copier = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-copies")
         self.store = open_store(settings.kv, identity, model, self._copier)
@@ -104,9 +116,8 @@ class Runtime:
         """Loads and checks the model; seconds. Raises `SetupError`."""
         started_s = time.monotonic()
         files = prepared.files
-        model = load_model(files, prepared.arithmetic)
-        prepared.proofs.check(model)
-        runtime = cls(settings, files, load_text(files), model)
+        model, canary, trouble = load_checked(files, prepared.arithmetic, prepared.proofs.check)
+        runtime = cls(settings, files, load_text(files), model, canary, trouble)
         log.info(
             "model %s, build %s, %d KV pages of %d tokens, loaded in %.1f s",
             files.slug,
@@ -116,6 +127,11 @@ class Runtime:
             time.monotonic() - started_s,
         )
         return runtime
+
+    @property
+    def troubles(self) -> list[str]:
+        """What does not work as it should, for people to read."""
+        return [*([self._trouble] if self._trouble else []), *self.store.troubles]
 
     @property
     def context_pages(self) -> int:

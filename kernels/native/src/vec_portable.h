@@ -53,7 +53,7 @@ inline F cvt(I a) { KVR_LANES(F, static_cast<float>(a.v[i])); }
 /// Nearest whole number; of what does not fit, anything.
 inline I to_int(F a) { KVR_LANES(I, a.v[i] > -2e9f && a.v[i] < 2e9f ? static_cast<int32_t>(std::nearbyintf(a.v[i])) : 0); }
 inline I set1(int32_t x) { KVR_LANES(I, x); }
-inline I add(I a, I b) { KVR_LANES(I, a.v[i] + b.v[i]); }
+inline I add(I a, I b) { KVR_LANES(I, static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) + static_cast<uint32_t>(b.v[i]))); }
 inline I max(I a, I b) { KVR_LANES(I, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 inline I shift_left_23(I a) { KVR_LANES(I, static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) << 23)); }
 #undef KVR_LANES
