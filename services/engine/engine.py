@@ -6,10 +6,12 @@ Knows nothing of jobs, batching policy, text or the queue. A pass is a list of `
 
 import asyncio
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +27,8 @@ from services.engine.step_cost import StepCost
 from services.engine.stepper import Found, Passed, Stepper, Wanted
 
 MIN_PREFILL_ROWS = 16
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -79,6 +83,7 @@ class Engine:
         self._cores = cores
         self.model = model
         self.pool = pool
+        self.num_passes = 0
         self.prefill_rate = Rate()  # tokens a second, in passes of at least `MIN_PREFILL_ROWS`
         self.sampling_s = 0.0  # of all passes so far, what choosing tokens took
         self.step_cost = StepCost()
@@ -88,6 +93,10 @@ class Engine:
     async def run(self, works: Seq[Work]) -> list[Outcome]:
         """One pass. An outcome is the sampled tokens, or the error that concerns this `Work` alone."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.run_now, works)
+
+    async def between_passes(self, call: Callable[[], T]) -> T:
+        """Of what uses the model beside its passes."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     def run_now(self, works: Seq[Work]) -> list[Outcome]:
         """The same on the calling thread."""
@@ -106,6 +115,7 @@ class Engine:
             wanted.append(work.wanted(len(token_ids)))
             token_ids += (*work.token_ids, *work.draft)
         spans = [Span(work.start, work.num_rows, work.pages) for work in works]
+        self.num_passes += 1
         began_s = time.perf_counter()
         found, finite = self._pass(token_ids, spans, [want for wants in wanted for want in wants])
         self._note_time(len(token_ids), time.perf_counter() - began_s)

@@ -53,6 +53,10 @@ class NativeModel(Model):
     def use_threads(self, lease: Lease) -> None:
         self._lease = lease
 
+    def _run(self, call: Call) -> None:
+        lease, self._lease = self._lease, None  # it was for this pass
+        self._decoder.run(call, lease)
+
     def forward(
         self, token_ids: Sequence[int] | Tensor, spans: Sequence[Span], pool: Tensor, logit_rows: Sequence[int] | None
     ) -> Tensor:
@@ -61,7 +65,7 @@ class NativeModel(Model):
             return torch.empty(0, self.config.vocab_size)
         call = self._call(token_ids, spans, pool, rows)
         logits = call.ask_logits(self.config.vocab_size)
-        self._decoder.run(call, self._lease)
+        self._run(call)
         return logits
 
     def step(self, token_ids: Sequence[int], spans: Sequence[Span], pool: Tensor, wanted: Sequence[Wanted]) -> Passed:
@@ -73,7 +77,7 @@ class NativeModel(Model):
         finite = call.ask_finite()
         copied = any(want.draw is None for want in wanted)
         logits = call.ask_logits(self.config.vocab_size).numpy() if copied else None
-        self._decoder.run(call, self._lease)
+        self._run(call)
         drawn = iter(zip(ids.tolist(), status.tolist(), strict=True))
         found: list[Found] = []
         for want in wanted:

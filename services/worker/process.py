@@ -27,7 +27,7 @@ from services.bus.jetstream import Refused
 from services.bus.queue import WorkQueue
 from services.bus.streams import Source
 from services.engine.batch import Batch
-from services.worker import gauges
+from services.worker import canary, gauges
 from services.worker.address import Address, address_of
 from services.worker.admission import Admission
 from services.worker.alibi import Alibis, acquit
@@ -107,6 +107,7 @@ class WorkerProcess:
                 gauges.keep_fresh(self._bus, self._sources(), self._runtime, lambda: self._num_running), name="gauges"
             ),
             asyncio.create_task(self._watch_takers(), name="takers"),
+            asyncio.create_task(canary.watch(self._runtime), name="canary"),
             asyncio.create_task(
                 PinKeeper(self._runtime, self._bus, warms=Stage.PREFILL in self._role.stages).run(), name="pins"
             ),
@@ -134,7 +135,7 @@ class WorkerProcess:
             await taking.stop()
 
     def beat(self) -> Beat:
-        troubles = self._runtime.store.troubles
+        troubles = self._runtime.troubles
         return Beat(
             process=self.process,
             role=self._role.name,

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -25,8 +26,9 @@ from schemas.errors import SetupError
 from services.engine.arithmetics import Arithmetics
 from services.engine.batch import Batch
 from services.engine.blocks import Blocks, BlockStore
+from services.engine.check import Canary
 from services.engine.engine import Engine
-from services.engine.loading import load_model
+from services.engine.loading import load_checked, load_model
 from services.engine.model import Model
 from services.engine.pages import PagePool
 from services.engine.proof import Proofs
@@ -99,8 +101,11 @@ class Runtime:
         text: TextModel,
         model: Model,
         arithmetics: Arithmetics | None = None,
+        canary: Canary | None = None,
+        trouble: str = "",
     ) -> None:
-        """`arithmetics` of the build; None: the model's own for both stages."""
+        """`arithmetics` of the build; None: the model's own for both stages. `canary` of the model, to be asked again;
+        `trouble` that it is computed with, for an operator."""
         self.settings = settings
         self.text = text
         self.arithmetics = arithmetics = arithmetics or Arithmetics.one(model.arithmetic)
@@ -109,6 +114,8 @@ class Runtime:
         self.pool = _make_pool(model, settings)
         self._cores = _shared_cores(settings, model)
         self.engine = Engine(model, self.pool, self._cores)
+        self.canary = canary
+        self._trouble = trouble
         identity = identity_of(files, model, settings.kv.block_tokens)
         self._copier = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-copies")
         self.store = open_store(settings.kv, identity, model, self._copier)
@@ -147,10 +154,10 @@ class Runtime:
         """Loads and checks the model; seconds. Raises `SetupError`."""
         started_s = time.monotonic()
         files = prepared.files
-        model = load_model(files, prepared.arithmetic, _neighbours(settings) or ())
+        load = partial(load_model, lent=_neighbours(settings) or ())
+        model, canary, trouble = load_checked(files, prepared.arithmetic, prepared.proofs.check, load)
         files.check_unchanged()
-        prepared.proofs.check(model)
-        runtime = cls(settings, files, load_text(files), model, prepared.arithmetics)
+        runtime = cls(settings, files, load_text(files), model, prepared.arithmetics, canary, trouble)
         log.info(
             "model %s, build %s, %d KV pages of %d tokens, loaded in %.1f s",
             files.slug,
@@ -165,6 +172,11 @@ class Runtime:
     def other_stores(self) -> list[KVStore]:
         """Those that are read beside `store`, in the same tiers."""
         return [] if self.prompt_store is self.store else [self.prompt_store]
+
+    @property
+    def troubles(self) -> list[str]:
+        """What does not work as it should, for people to read."""
+        return [*([self._trouble] if self._trouble else []), *self.store.troubles]
 
     @property
     def context_pages(self) -> int:

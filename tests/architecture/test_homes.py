@@ -10,6 +10,7 @@ from tests.architecture.source_tree import calls, imports, modules
 HOMES: dict[str, tuple[str, ...]] = {
     "aiohttp": ("services.gateway",),
     "blake3": ("kvstore",),
+    "cffi": ("kernels.native",),
     "click": ("services.cli",),
     "gguf": ("services.models",),
     "huggingface_hub": ("services.models",),

@@ -66,7 +66,7 @@ inline F times_power(F y, F n) {
     return r;
 }
 inline I set1(int32_t x) { KVR_LANES(I, x); }
-inline I add(I a, I b) { KVR_LANES(I, a.v[i] + b.v[i]); }
+inline I add(I a, I b) { KVR_LANES(I, static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) + static_cast<uint32_t>(b.v[i]))); }
 inline I max(I a, I b) { KVR_LANES(I, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 inline I magnitude_bits(F a) {
     I r;
