@@ -36,6 +36,8 @@ def _own_folder(settings: Settings, **kv: str) -> Iterator[Settings]:
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Rounds measured.")
 def gap(settings: Settings, prompt: int, tokens: int, rounds: int) -> None:
     """Gaps between tokens of 4 answers, with prompts coming all the time and without; then in one worker for both."""
+    # A step that tries guesses gives several tokens at once, and that is no gap.
+    settings = msgspec.structs.replace(settings, scheduler=msgspec.structs.replace(settings.scheduler, speculate="off"))
     for workers in ((), ("--both", "1")):
         with _own_folder(settings) as own, borrowed_pipeline.pipeline(own, *workers) as (_, nats_url):
             from services.bench.gap import run
