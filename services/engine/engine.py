@@ -10,13 +10,10 @@ from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
-from kernels.sampling import Draw, Row
 from schemas.errors import NotFinite
 from services.engine.lease import Cores
 from services.engine.model import Model, Span
@@ -25,34 +22,9 @@ from services.engine.rate import Rate
 from services.engine.recheck import Recheck
 from services.engine.sampler import Sampled, Sampler, not_finite
 from services.engine.step_cost import StepCost
+from services.engine.stepper import Found, Passed, Stepper, Wanted
 
 MIN_PREFILL_ROWS = 16
-
-
-class Wanted(NamedTuple):
-    """Of row `row` of a pass: the token that `draw` chooses, or the logits if that is None."""
-
-    row: int
-    draw: Draw | None
-
-
-Found = int | Row | None
-"""An id, None where the logits are not finite, or the logits `[V] float32`."""
-
-
-class Passed(NamedTuple):
-    """What a pass gave. `found`: for each `Wanted`. `finite`: `[R] bool`, the rows whose K and V are numbers."""
-
-    found: list[Found]
-    finite: npt.NDArray[np.bool_]
-
-
-@runtime_checkable
-class Stepper(Protocol):
-    """A model that samples in the same call, so that logits need not leave it."""
-
-    def step(self, token_ids: Seq[int], spans: Seq[Span], pool: Tensor, wanted: Seq[Wanted]) -> Passed:
-        """Computes the rows as `Model.forward` does. `wanted`: rows ascending, one may be asked for several times."""
 
 
 @dataclass(slots=True)

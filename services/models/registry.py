@@ -15,7 +15,7 @@ from services.models import gguf_config, hf_folder, hub, smollm2
 from services.models.architecture import Architecture
 from services.models.cache import CACHE_VERSION, Manifest, ModelCache
 from services.models.digest import FileDigests, canonical_json, digest_of
-from services.models.files import CONFIG_FILE, FINGERPRINT_BYTES, ModelFiles
+from services.models.files import CONFIG_FILE, FINGERPRINT_BYTES, ModelFiles, Stamp
 from services.models.gguf_file import GgufFile, read_gguf
 from services.models.gguf_tensors import product_formats, tensors_of
 from services.models.gguf_tokenizer import convert_tokenizer
@@ -85,6 +85,7 @@ def _from_gguf(
     check: Callable[[Path, bytes], None] | None = None,
 ) -> ModelFiles:
     """`check(path, digest)` raises if this is not the file that it should be."""
+    stamp = Stamp.of(path)
     digest = FileDigests(cache.digest_index).of(path)
     if check:
         check(path, digest)
@@ -96,7 +97,7 @@ def _from_gguf(
         formats = product_formats(tensors_of(gguf, config), config)
         say(f"preparing {name}, once (5 to 15 s)")
         manifest = cache.prepare(content, lambda folder: _convert(name, gguf, config, formats, digest, folder, say))
-    return _files(name, cache.folder(content), path, manifest)
+    return _files(name, cache.folder(content), path, manifest, (stamp,))
 
 
 def _convert(
@@ -126,6 +127,7 @@ def _check_folder(path: Path) -> dict[str, Any]:
 def _from_folder(name: str, path: Path, cache: ModelCache, say: Progress) -> ModelFiles:
     config = _check_folder(path)
     weights = hf_folder.weight_names(path)
+    stamps = tuple(Stamp.of(path / weight) for weight in weights)
     digests = FileDigests(cache.digest_index)
     weight_digests = [digests.of(path / weight) for weight in weights]
     small = [path / file for file in (CONFIG_FILE, hf_folder.GENERATION_FILE, *SOURCE_FILES)]
@@ -135,7 +137,7 @@ def _from_folder(name: str, path: Path, cache: ModelCache, say: Progress) -> Mod
     if manifest is None:
         say(f"preparing {name}")
         manifest = cache.prepare(content, lambda folder: _copy(name, path, config, weights, weight_digests, folder))
-    return _files(name, cache.folder(content), path, manifest)
+    return _files(name, cache.folder(content), path, manifest, stamps)
 
 
 def _copy(
@@ -170,7 +172,7 @@ def _manifest(
     )
 
 
-def _files(name: str, folder: Path, source: Path, manifest: Manifest) -> ModelFiles:
+def _files(name: str, folder: Path, source: Path, manifest: Manifest, stamps: tuple[Stamp, ...] = ()) -> ModelFiles:
     return ModelFiles(
         name=name,
         slug=model_slug(name),
@@ -184,6 +186,7 @@ def _files(name: str, folder: Path, source: Path, manifest: Manifest) -> ModelFi
         weights=tuple(source / weight for weight in manifest.weights) or (source,),
         product_formats=tuple(manifest.product_formats),
         source=str(source),
+        stamps=stamps,
     )
 
 

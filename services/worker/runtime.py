@@ -147,7 +147,8 @@ class Runtime:
         """Loads and checks the model; seconds. Raises `SetupError`."""
         started_s = time.monotonic()
         files = prepared.files
-        model = load_model(files, prepared.arithmetic)
+        model = load_model(files, prepared.arithmetic, _neighbours(settings) or ())
+        files.check_unchanged()
         prepared.proofs.check(model)
         runtime = cls(settings, files, load_text(files), model, prepared.arithmetics)
         log.info(
@@ -203,12 +204,20 @@ class Runtime:
             threads.shutdown(cancel_futures=True)
 
 
-def _shared_cores(settings: Settings, model: Model) -> SharedCores | None:
-    """None if this worker has a fixed number of threads, or no neighbours."""
+def _neighbours(settings: Settings) -> list[int] | None:
+    """The cores that may be lent to this worker; None if it has a fixed number of threads, or lends none either."""
     compute = settings.compute
     if compute.threads or compute.neighbours in ("", "none") or not hasattr(os, "sched_getaffinity"):
         return None
-    wanted = parse_cores(compute.neighbours) if model.borrows else []
+    own = os.sched_getaffinity(0)
+    return [core for core in parse_cores(compute.neighbours) if core not in own]
+
+
+def _shared_cores(settings: Settings, model: Model) -> SharedCores | None:
+    neighbours = _neighbours(settings)
+    if neighbours is None:
+        return None
+    wanted = neighbours if model.borrows else []
     return share_cores(settings.kv.data_dir, sorted(os.sched_getaffinity(0)), wanted)
 
 
