@@ -75,10 +75,11 @@ def run(settings: Settings, asked: Asked) -> Iterator[Row]:
             yield _row(asked, batch, ours, rivals, bandwidth)
 
 
-def load_model(settings: Settings) -> Model:
+def load_model(settings: Settings, dtype: str = "") -> Model:
+    """Of `dtype`; "": that of the settings. Raises `SetupError`."""
     files = resolve(settings.compute.model, Path(settings.kv.data_dir))
     config = ModelConfig.from_hf(files.config)
-    dtype = concrete_dtype(settings.compute.dtype, files)
+    dtype = concrete_dtype(dtype or settings.compute.dtype, files)
     return loading.load_model(files, choose_arithmetic(config, dtype, settings.kv.quantisation))
 
 

@@ -4,10 +4,13 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from schemas.errors import SetupError
 from services.bench import peers
@@ -70,6 +73,17 @@ class Peer:
         self._process.stdin.flush()
         return self._answer()
 
+    def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """`[T, V] float32` of one text. Not of every peer."""
+        assert self._process.stdin is not None
+        with tempfile.TemporaryDirectory(prefix="kvrelay-bench-") as folder:
+            to = str(Path(folder) / "logits.npy")
+            self._process.stdin.write(json.dumps({"token_ids": list(token_ids), "to": to}) + "\n")
+            self._process.stdin.flush()
+            self._answer()
+            found: npt.NDArray[np.float32] = np.load(to)
+            return found
+
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -129,6 +143,8 @@ def _model(name: str, files: ModelFiles) -> Path:
     for folder in (files.path, Path(files.source)):
         if (folder / CONFIG_FILE).is_file() and (folder / WEIGHTS_FILE).is_file():
             return folder
+    if name == "hf" and Path(files.source).suffix == ".gguf":
+        return Path(files.source)
     raise SetupError(
         f"{name} reads a folder with {CONFIG_FILE} and {WEIGHTS_FILE}; {files.name} has none here: dequantise the "
         f"GGUF with transformers, save_pretrained it, and name the folder with --peer-model {name}=FOLDER",

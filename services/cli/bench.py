@@ -9,8 +9,9 @@ from pathlib import Path
 import click
 import msgspec
 
-from schemas.errors import SetupError
 from schemas.job import Sampling
+from services.cli import bench_decode, bench_load
+from services.cli.bench_options import by_peer, sizes_of
 from services.cli.options import with_settings
 from services.config import Settings, to_env
 from services.settings import parse_cores
@@ -73,14 +74,14 @@ def engine(
     With --peer, another engine computes the same in turns with ours, on the same cores with as many threads, in a
     process of its own that sleeps meanwhile; the ratios are ours over theirs.
     """
-    sizes = _sizes(batches, "--batch")
+    sizes = sizes_of(batches, "--batch")
     cores.own(settings.compute.cores)
     usable = cores.usable()
     threads = settings.compute.threads or len(usable)
     cores.own(",".join(map(str, usable[:threads])))
     from services.bench.engine import Asked, run
 
-    of_python, of_model = _by_peer(pythons, peers, "--peer-python"), _by_peer(models, peers, "--peer-model")
+    of_python, of_model = by_peer(pythons, peers, "--peer-python"), by_peer(models, peers, "--peer-model")
     places = [(name, of_python.get(name, ""), of_model.get(name, "")) for name in peers]
     asked = Asked(
         batches=sizes,
@@ -96,19 +97,6 @@ def engine(
     )
     for line in run(settings, asked):
         click.echo(json.dumps(line))
-
-
-def _by_peer(values: tuple[str, ...], peers: tuple[str, ...], option: str) -> dict[str, str]:
-    """`peer=path`, or a path alone where there is one peer."""
-    found = {}
-    for value in values:
-        name, equals, path = value.partition("=")
-        if not equals and len(peers) == 1:
-            name, path = peers[0], value
-        if name not in peers or not path:
-            raise click.UsageError(f"{option} {value!r} is not PEER=PATH for one of --peer")
-        found[name] = path
-    return found
 
 
 @bench.command()
@@ -154,7 +142,7 @@ def edit(settings: Settings, prompt: int, turn: int, rounds: int) -> None:
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Rounds measured.")
 def queue(settings: Settings, queued: str, jobs: int, rounds: int) -> None:
     """Publishing and pulling behind so many waiting jobs, beside a queue with few, on brokers of its own."""
-    depths = _sizes(queued, "--queued")
+    depths = sizes_of(queued, "--queued")
     from services.bench.queue import run
 
     for line in run(settings, depths, jobs, rounds):
@@ -176,7 +164,7 @@ def store(
 
     Limits stand beside what was measured, as min_... and max_...; without SECTIONS, all of them run.
     """
-    sizes, counts = _sizes(blocks, "--blocks"), _sizes(stored, "--stored")
+    sizes, counts = sizes_of(blocks, "--blocks"), sizes_of(stored, "--stored")
     from services.bench.store import Asked, run
 
     with _some_redis(settings, sections) as redis_url:
@@ -201,11 +189,12 @@ def _some_redis(settings: Settings, sections: tuple[str, ...]) -> Iterator[str]:
                 server.stop()
 
 
-def _sizes(text: str, option: str) -> list[int]:
-    try:
-        sizes = [int(part) for part in text.split(",")]
-    except ValueError:
-        sizes = []
-    if not sizes or min(sizes) < 1:
-        raise SetupError(f"{option} {text!r} is not a list of sizes like 1,4,8")
-    return sizes
+for _command in (
+    bench_decode.shared_prefix,
+    bench_decode.kv_forms,
+    bench_decode.quality,
+    bench_load.gap,
+    bench_load.warm,
+    bench_load.memory,
+):
+    bench.add_command(_command)

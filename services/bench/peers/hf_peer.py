@@ -1,6 +1,8 @@
-"""transformers' own forward pass, float32, on a Hugging Face folder."""
+"""transformers' own forward pass, float32, on a Hugging Face folder, or on a GGUF file that it dequantises."""
 
 import time
+from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -11,7 +13,14 @@ class Peer:
     def __init__(self, model: str, threads: int, max_batch: int, ctx: int, steps: int) -> None:
         self.engine = f"transformers {transformers.__version__} float32"
         torch.set_num_threads(threads)
-        self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        path = Path(model)
+        folder, more = (path.parent, {"gguf_file": path.name}) if path.suffix == ".gguf" else (path, {})
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **more)
+
+    @torch.inference_mode()
+    def logits(self, token_ids: list[int]) -> Any:
+        """`[T, V] float32`."""
+        return self._model(torch.tensor([token_ids])).logits[0].float().numpy()
 
     @torch.inference_mode()
     def measure(self, batch: int, ctx: int, steps: int, salt: int) -> dict[str, float]:

@@ -5,6 +5,7 @@ from importlib.metadata import version
 from typing import Any
 
 import llama_cpp
+import numpy as np
 
 BATCH_ROWS = 2048
 
@@ -33,6 +34,30 @@ class Peer:
         finally:
             llama_cpp.llama_batch_free(rows)
             llama_cpp.llama_free(context)
+
+    def logits(self, token_ids: list[int]) -> Any:
+        """`[T, V] float32`."""
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = len(token_ids) + 64
+        params.n_batch, params.n_ubatch = BATCH_ROWS, 512
+        params.n_threads = params.n_threads_batch = self._threads
+        context = llama_cpp.llama_init_from_model(self._model, params)
+        rows = llama_cpp.llama_batch_init(BATCH_ROWS, 0, 1)
+        vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+        found = np.empty((len(token_ids), vocab), np.float32)
+        try:
+            for start in range(0, len(token_ids), 512):
+                positions = range(start, min(start + 512, len(token_ids)))
+                for row, position in enumerate(positions):
+                    _fill(rows, row, token_ids[position], position, 0, True)
+                rows.n_tokens = len(positions)
+                _decode(context, rows)
+                for row, position in enumerate(positions):
+                    found[position] = llama_cpp.llama_get_logits_ith(context, row)[:vocab]
+        finally:
+            llama_cpp.llama_batch_free(rows)
+            llama_cpp.llama_free(context)
+        return found
 
     def _measure(self, context: Any, rows: Any, batch: int, ctx: int, steps: int) -> dict[str, float]:
         began_s = time.perf_counter()
