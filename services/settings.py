@@ -24,7 +24,7 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Literal["auto", "int8", "bfloat16", "float32"],
         key("arithmetic of weights, activations and KV; `auto`: `int8` for a GGUF of 4- and 8-bit weights, else "
             "`bfloat16`"),
-    ] = "bfloat16"  # fmt: skip
+    ] = "auto"  # fmt: skip
     prefill_dtype: Annotated[
         Literal["", "auto", "int8", "bfloat16", "float32"],
         key("arithmetic of prefill where it is another than decode's, `compute.dtype`; both make one build"),

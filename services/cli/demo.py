@@ -20,7 +20,7 @@ from services.cli.sampling_options import make_job
 from services.cli.transcript import Transcript
 from services.config import Settings
 
-_FRANCE = "What is the capital of France?"
+_FRANCE = "Name the capital of France."
 _FRANCE_ANSWER = "The capital of France is Paris."
 _CLERK = (
     "You are a careful clerk at a small public library in the town of Ashford. Answer every question in one short "

@@ -27,7 +27,7 @@ _EXAMPLES = """\b
 Examples:
   kvrelay kv stats                           how much lies there, by tenant, model and codec
   kvrelay kv ls --tenant acme --sort size --limit 20
-  kvrelay kv explain "What is the capital of France?"
+  kvrelay kv explain "Name the capital of France."
   kvrelay kv pin --system "You are a careful clerk."
   kvrelay kv verify                          hash everything again; exit code 1 if something is damaged
   kvrelay kv rm --tenant acme

@@ -19,7 +19,7 @@ from services.config import Settings
 
 _EXAMPLES = """\b
 Examples:
-  kvrelay kv explain "What is the capital of France?"
+  kvrelay kv explain "Name the capital of France."
   kvrelay kv explain --system "You are a careful clerk." "When does the library open?" --tenant acme
   kvrelay kv explain --messages chat.json --json | jq '.blocks[] | [.block, .state]'
   kvrelay kv explain --raw "Once upon a time"

@@ -38,7 +38,7 @@ Examples:
   kvrelay up                                 everything here: NATS, a prefill and a decode worker, HTTP
   kvrelay up --prefill 2 --decode 2 --port 0
   kvrelay up --both 1                        one worker for both stages
-  kvrelay generate "What is the capital of France?"
+  kvrelay generate "Name the capital of France."
   kvrelay generate --raw --json --max-tokens 20 "Here is the English alphabet: ABC"
   kvrelay chat
   kvrelay job show hello-1                   what became of a job

@@ -46,7 +46,7 @@ def test_help_lists_every_command_with_examples(tmp_path: Path) -> None:
     assert done.returncode == 0
     for command in COMMANDS:
         assert f"\n  {command} " in done.stdout
-    assert 'kvrelay generate "What is the capital of France?"' in done.stdout
+    assert 'kvrelay generate "Name the capital of France."' in done.stdout
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -141,7 +141,7 @@ def chat_ids(*said: tuple[str, str]) -> list[int]:
 def test_explain_tokenises_as_the_server_does(real: Shelf, tmp_path: Path) -> None:
     said = [
         ("system", "Be brief, and answer only the question that you were asked."),
-        ("user", "What is the capital of France?"),
+        ("user", "Name the capital of France."),
     ]
     ids = chat_ids(*said)
     real.store(ids[:16])

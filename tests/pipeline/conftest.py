@@ -14,9 +14,9 @@ from services.bench.store_codecs import with_quantisation
 from services.bus.server import NatsServer
 from services.engine import blocks
 from services.engine.arithmetic import choose_arithmetic
+from services.engine.loading import load_model
 from services.engine.model import Model
 from services.engine.model_config import ModelConfig
-from services.engine.reference_model import ReferenceModel
 from services.models.files import ModelFiles
 from services.text.model import TextModel, load_text
 from tests.kvstore.valkey import Valkey
@@ -33,7 +33,7 @@ def loaded(dtype: str) -> tuple[Model, Model]:
     torch.set_num_threads(1)
     files = default_model()
     arithmetic = choose_arithmetic(ModelConfig.from_hf(files.config), dtype)
-    return ReferenceModel(files, arithmetic), ReferenceModel(files, arithmetic)
+    return load_model(files, arithmetic), load_model(files, arithmetic)
 
 
 @cache

@@ -54,7 +54,7 @@ async def asked(pipeline: LocalPipeline, jobs: list[dict[str, Any]]) -> list[lis
 
 @pytest.mark.parametrize(("block_tokens", "threads"), [(64, 1), (16, 2)])
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 async def test_nothing_that_must_not_matter_does(
     pipelines: Pipelines, dtype: str, sampling: dict[str, Any], block_tokens: int, threads: int
 ):
@@ -107,7 +107,8 @@ async def front_door(pipeline: LocalPipeline) -> AsyncIterator[Any]:
         await gateway.close()
 
 
-async def test_twenty_prompts_have_the_same_blobs_from_both_stages(pipelines: Pipelines, tmp_path: Path):
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+async def test_twenty_prompts_have_the_same_blobs_from_both_stages(pipelines: Pipelines, tmp_path: Path, dtype: str):
     """Blocks that decode generated, and the same tokens prefilled into another store: equal byte for byte."""
     made, computed = tmp_path / "made", tmp_path / "computed"
     generator = torch.Generator().manual_seed(5)
@@ -116,10 +117,10 @@ async def test_twenty_prompts_have_the_same_blobs_from_both_stages(pipelines: Pi
         for length in torch.randint(1, 200, (20,), generator=generator)
     ]
     kv = {"kv": {"block_tokens": 16}}
-    async with pipelines("bfloat16", made, **kv) as pipeline:
+    async with pipelines(dtype, made, **kv) as pipeline:
         jobs = [{"prompt_token_ids": p, "max_tokens": 64, "seed": 3, "ignore_eos": True} for p in prompts]
         answers = await pipeline.ask_all(jobs)
-    async with pipelines("bfloat16", computed, **kv) as pipeline:
+    async with pipelines(dtype, computed, **kv) as pipeline:
         whole = [prompt + answer.token_ids() for prompt, answer in zip(prompts, answers, strict=True)]
         await pipeline.ask_all([{"prompt_token_ids": ids, "max_tokens": 1} for ids in whole])
     generated = {path.name: path.read_bytes() for path in made.rglob("*.kvb")}

@@ -58,7 +58,7 @@ async def complete(client: AsyncOpenAI, prompt: Any, **body: Any) -> Any:
 
 async def test_chat_texts_reasons_and_counts(pipelines: Pipelines):
     """CASES 28: the first token comes from another worker than the rest, and nothing is one too many or too few."""
-    france = "What is the capital of France?"
+    france = "Name the capital of France."
     async with served(pipelines) as client:
         for max_tokens, text, reason, count in [
             (1, "The", "length", 1),
@@ -168,7 +168,7 @@ async def test_control_tokens_that_users_type(pipelines: Pipelines):
 
 async def test_sampling_extremes(pipelines: Pipelines):
     """CASES 33: greedy at the limits, refused beyond them, and neighbours unharmed."""
-    france = "What is the capital of France?"
+    france = "Name the capital of France."
     async with served(pipelines) as client:
         greedy = "The capital of France is Paris."
         for body in (

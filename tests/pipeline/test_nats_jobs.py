@@ -15,7 +15,7 @@ from tests.pipeline.conftest import Pipelines
 from tests.pipeline.local import LocalPipeline
 
 SUBJECT = "kvrelay.prefill.default.smollm2-135m-instruct.interactive"
-FRANCE = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
+FRANCE = {"messages": [{"role": "user", "content": "Name the capital of France."}], "temperature": 0}
 
 
 async def read_plainly(nc: Client, job: str) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from schemas.events import Done
 from schemas.job import Sampling
 from tests.golden.goldens import GOLDENS
 from tests.golden.oracle import generate
+from tests.models.default_model import default_model
 from tests.pipeline.conftest import Pipelines, loaded
 
 FEW = ["rain", "rain for the clerk", "library", "alphabet", "1 tokens", "63 tokens", "64 tokens", "65 tokens"]
@@ -35,10 +36,11 @@ async def test_float32_equals_transformers_cold_and_warm_alone_and_together(
             assert alone.start.cached_tokens == len(golden.prompt_token_ids) - 1
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 async def test_sampled_answers_equal_a_plain_single_run(pipelines: Pipelines, dtype: str):
     """Temperature 1, two choices, against one process without cache, batch, queue or store."""
     model, _ = loaded(dtype)
+    eos_ids = tuple(default_model().eos_ids)
     jobs = [
         GOLDENS[name].job(temperature=1.0, seed=11, n=2, max_tokens=24, **extra)
         for name, extra in itertools.product(
@@ -48,7 +50,7 @@ async def test_sampled_answers_equal_a_plain_single_run(pipelines: Pipelines, dt
     ]
     fields = set(Sampling.__struct_fields__)
     expected = [
-        generate(model, job["prompt_token_ids"], Sampling(**{k: v for k, v in job.items() if k in fields}))
+        generate(model, job["prompt_token_ids"], Sampling(**{k: v for k, v in job.items() if k in fields}), eos_ids)
         for job in jobs
     ]
     async with pipelines(dtype) as pipeline:
@@ -58,14 +60,15 @@ async def test_sampled_answers_equal_a_plain_single_run(pipelines: Pipelines, dt
         assert [answer.essence for answer in warm] == [answer.essence for answer in cold]
 
 
-async def test_prefill_and_decode_make_the_same_blobs(pipelines: Pipelines, tmp_path: Path):
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+async def test_prefill_and_decode_make_the_same_blobs(pipelines: Pipelines, tmp_path: Path, dtype: str):
     """Blocks that decode generated in one store, the same tokens prefilled into another: equal byte for byte."""
     made, computed = tmp_path / "made", tmp_path / "computed"
     prompts = [GOLDENS[name].prompt_token_ids for name in ("rain", "17 tokens")]
-    async with pipelines("bfloat16", made, kv={"block_tokens": 16}) as pipeline:
+    async with pipelines(dtype, made, kv={"block_tokens": 16}) as pipeline:
         jobs = [{"prompt_token_ids": p, "max_tokens": 40, "seed": 3, "ignore_eos": True} for p in prompts]
         answers = await pipeline.ask_all(jobs)
-    async with pipelines("bfloat16", computed, kv={"block_tokens": 16}) as pipeline:
+    async with pipelines(dtype, computed, kv={"block_tokens": 16}) as pipeline:
         for prompt, answer in zip(prompts, answers, strict=True):
             await pipeline.ask(prompt_token_ids=prompt + answer.token_ids(), max_tokens=1)
     generated = {path.name: path.read_bytes() for path in made.rglob("*.kvb")}

@@ -20,7 +20,7 @@ from tests.models.default_model import default_model
 pytestmark = pytest.mark.timeout(300)  # a worker's start takes 5 s, and much longer beside other work
 
 KVRELAY = [sys.executable, "-P", "-m", "services.cli.main"]
-FRANCE = "What is the capital of France?"
+FRANCE = "Name the capital of France."
 ANSWER = "The capital of France is Paris.\n"
 STOP_TIMEOUT_S = 30.0
 

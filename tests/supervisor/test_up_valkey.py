@@ -16,7 +16,7 @@ from services.config import embedded_redis_socket
 from tests.chaos.up import Up, running_up
 
 DEADLINE_S = 10.0
-QUESTION = ("generate", "--temperature", "0", "--max-tokens", "8", "What is the capital of France?")
+QUESTION = ("generate", "--temperature", "0", "--max-tokens", "8", "Name the capital of France.")
 ANSWER = "The capital of France is Paris."
 
 
