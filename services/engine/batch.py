@@ -4,11 +4,14 @@ One class serves both stages: a prompt is a sequence with many missing tokens, a
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 
+from schemas.errors import NotFinite
 from services.bus.progress import Progress
-from services.engine.engine import Engine, Work
+from services.engine.engine import Engine, Outcome, Work
 from services.engine.sequence import Sequence
+from services.engine.speculation import share_out
 
 
 def _nothing() -> None:
@@ -19,13 +22,24 @@ class Batch:
     """All methods belong to the event loop's thread.
 
     `chunk_tokens` bounds the rows of one sequence in a pass (on a grid of absolute positions), `token_budget`
-    those of all together.
+    those of all together. Beside a sequence that generates, those that catch up take no more rows in all than are
+    computed in `slice_s`, one at least. At most `max_draft` guesses a sequence are computed beside its next token.
     """
 
-    def __init__(self, engine: Engine, *, chunk_tokens: int, token_budget: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        chunk_tokens: int,
+        token_budget: int,
+        slice_s: float = math.inf,
+        max_draft: int = 0,
+    ) -> None:
         self._engine = engine
         self._chunk_tokens = chunk_tokens
         self._token_budget = token_budget
+        self._slice_s = slice_s
+        self._max_draft = max_draft
         self._sequences: list[Sequence] = []
         self._in_pass: list[Sequence] = []
         self._pinned: list[int] = []  # pages of sequences that left during the pass
@@ -95,12 +109,26 @@ class Batch:
                 self._engine.pool.unpin(page)
         self.progress.step()
         for sequence, work, outcome in zip(members, works, outcomes, strict=True):
-            if sequence not in self._sequences:
-                continue
-            sequence.advance(len(work.token_ids), self._engine.pool.block_tokens)
-            if sequence.num_missing == 0:
-                sequence.on_computed(outcome)
+            self._apply(sequence, work, outcome)
         self.after_pass()
+
+    def _apply(self, sequence: Sequence, work: Work, outcome: Outcome) -> None:
+        """What is not finite was not computed: its pages get no name, and are not stored."""
+        if sequence not in self._sequences:
+            return
+        if isinstance(outcome, NotFinite):
+            sequence.on_computed(outcome)
+            return
+        block_tokens = self._engine.pool.block_tokens
+        sequence.advance(len(work.token_ids), block_tokens)
+        if sequence.num_missing:
+            return
+        sequence.on_computed(outcome[:1] if work.draft else outcome)
+        for sampled in outcome[1:] if work.draft else ():
+            if sequence not in self._sequences:
+                return
+            sequence.advance(1, block_tokens)
+            sequence.on_computed([sampled])
 
     def _remove(self, sequence: Sequence) -> None:
         if sequence in self._sequences:
@@ -108,15 +136,42 @@ class Batch:
 
     def _plan(self) -> tuple[list[Sequence], list[Work]]:
         """First those that need one row: who catches up on many never uses up the budget of who generates."""
-        members, works, budget = [], [], self._token_budget
-        for sequence in sorted(self._sequences, key=lambda sequence: sequence.num_missing > 1):
+        ready = [sequence for sequence in self._sequences if sequence.num_missing and not sequence.is_paused()]
+        generating = [sequence for sequence in ready if sequence.num_missing == 1][: self._token_budget]
+        catching_up = [sequence for sequence in ready if sequence.num_missing > 1]
+        pool, budget = self._engine.pool, self._token_budget - len(generating)
+        works = [
+            sequence.work(pool, 1, num_draft)
+            for sequence, num_draft in zip(generating, self._drafts(generating, budget, catching_up), strict=True)
+        ]
+        members = list(generating)
+        if generating:
+            budget = min(budget, self._rows_beside())
+        for sequence in catching_up:
             if budget == 0:
                 break
-            if sequence.num_missing == 0 or sequence.is_paused():
-                continue
             to_grid = self._chunk_tokens - sequence.num_computed % self._chunk_tokens
-            work = sequence.work(self._engine.pool, min(to_grid, budget))
+            work = sequence.work(pool, min(to_grid, budget))
             budget -= len(work.token_ids)
             members.append(sequence)
             works.append(work)
         return members, works
+
+    def _drafts(self, generating: list[Sequence], budget: int, catching_up: list[Sequence]) -> list[int]:
+        """How many guesses are computed for each; none while somebody catches up, whose rows are certain."""
+        limits = [min(self._max_draft, budget, sequence.max_draft) for sequence in generating]
+        if catching_up or not any(limits):
+            return [0] * len(generating)
+        chances = [
+            sequence.drafter.chances(limit) if limit and sequence.drafter is not None else []
+            for sequence, limit in zip(generating, limits, strict=True)
+        ]
+        counts = share_out(chances, len(generating), len(generating), self._engine.step_cost)
+        return counts if sum(counts) <= budget else [0] * len(generating)
+
+    def _rows_beside(self) -> int:
+        """Of those that catch up."""
+        cost = self._engine.step_cost
+        if not cost.is_known or math.isinf(self._slice_s):
+            return self._token_budget
+        return max(1, int(self._slice_s / cost.row_s))

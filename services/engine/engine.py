@@ -6,18 +6,25 @@ Knows nothing of jobs, batching policy, text or the queue. A pass is a list of `
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from schemas.errors import NotFinite
+from services.engine.lease import Cores
 from services.engine.model import Model, Span
 from services.engine.pages import PagePool
 from services.engine.rate import Rate
 from services.engine.recheck import Recheck
-from services.engine.sampler import Row, Sampled, Sampler
+from services.engine.sampler import Sampled, Sampler, not_finite
+from services.engine.step_cost import StepCost
+from services.engine.stepper import Found, Passed, Stepper, Wanted
 
 MIN_PREFILL_ROWS = 16
 
@@ -28,9 +35,11 @@ T = TypeVar("T")
 class Work:
     """Rows of one sequence: `token_ids` at positions `start`..., whose K and V go to `pages`.
 
-    `pages` cover positions [0, start + len(token_ids)). From the last row's logits one token is sampled for each
-    of `samplers`, as token number `index` of its choice. Known tokens are compared with what `recheck` samples from
-    the rows before them. Of rows that neither wants no logits are computed.
+    From the last row's logits one token is sampled for each of `samplers`, as token number `index` of its choice.
+    Known tokens are compared with what `recheck` samples from the rows before them.
+    `draft` are guesses of what the one sampler will choose from that row on: their rows are computed too, and as far
+    as they come true each gives one token more. `pages` cover positions [0, start + len(token_ids) + len(draft)).
+    Of rows that nobody wants no logits are computed.
     """
 
     token_ids: list[int]
@@ -39,24 +48,46 @@ class Work:
     samplers: list[Sampler] = field(default_factory=list)
     index: int = 0
     recheck: Recheck | None = None
+    draft: list[int] = field(default_factory=list)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.token_ids) + len(self.draft)
 
     @property
     def rechecked(self) -> range:
         """Positions of the rows whose next token `recheck` wants to compare."""
         return self.recheck.positions(self.start, self.start + len(self.token_ids)) if self.recheck else range(0)
 
+    def wanted(self, first_row: int) -> list[Wanted]:
+        """Of the rows, whose first is `first_row` of the pass."""
+        wanted = [Wanted(first_row + position - self.start, None) for position in self.rechecked]
+        last = first_row + len(self.token_ids) - 1
+        for sampler in self.samplers:
+            wanted += [
+                Wanted(last + ahead, sampler.draw(self.index + ahead) if sampler.is_plain else None)
+                for ahead in range(1 + len(self.draft))
+            ]
+        return wanted
+
 
 Outcome = list[Sampled] | NotFinite
+"""A token for each sampler; of a `draft` the tokens that came true and the next one."""
 
 
 class Engine:
     """Owns the model's thread; closing it waits for the pass under way."""
 
-    def __init__(self, model: Model, pool: PagePool) -> None:
+    def __init__(self, model: Model, pool: PagePool, cores: Cores | None = None) -> None:
+        """`cores`: asked before each pass how many threads it may have; None: always the model's own."""
+        self._cores = cores
         self.model = model
         self.pool = pool
         self.num_passes = 0
         self.prefill_rate = Rate()  # tokens a second, in passes of at least `MIN_PREFILL_ROWS`
+        self.sampling_s = 0.0  # of all passes so far, what choosing tokens took
+        self.step_cost = StepCost()
+        self._stepper = model if isinstance(model, Stepper) else None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
 
     async def run(self, works: Seq[Work]) -> list[Outcome]:
@@ -69,33 +100,91 @@ class Engine:
 
     def run_now(self, works: Seq[Work]) -> list[Outcome]:
         """The same on the calling thread."""
-        token_ids = [token for work in works for token in work.token_ids]
-        spans = [Span(work.start, len(work.token_ids), work.pages) for work in works]
-        logit_rows, end = [], 0
+        if self._cores is None:
+            return self._run(works)
+        self.model.use_threads(self._cores.begin())
+        try:
+            return self._run(works)
+        finally:
+            self._cores.end()
+
+    def _run(self, works: Seq[Work]) -> list[Outcome]:
+        token_ids: list[int] = []
+        wanted: list[list[Wanted]] = []
         for work in works:
-            begin, end = end, end + len(work.token_ids)
-            logit_rows += [begin + position - work.start for position in work.rechecked]
-            if work.samplers:
-                logit_rows.append(end - 1)
+            wanted.append(work.wanted(len(token_ids)))
+            token_ids += (*work.token_ids, *work.draft)
+        spans = [Span(work.start, work.num_rows, work.pages) for work in works]
         self.num_passes += 1
         began_s = time.perf_counter()
-        logits = iter(self.model.forward(token_ids, spans, self.pool.data, logit_rows).numpy())
-        if len(token_ids) >= MIN_PREFILL_ROWS:
-            self.prefill_rate.note(len(token_ids), time.perf_counter() - began_s)
-        return [_outcome(work, logits) for work in works]
+        found, finite = self._pass(token_ids, spans, [want for wants in wanted for want in wants])
+        self._note_time(len(token_ids), time.perf_counter() - began_s)
+        computed_s = time.perf_counter()
+        answers, row, outcomes = iter(found), 0, []
+        for work, wants in zip(works, wanted, strict=True):
+            own = finite[row : row + work.num_rows]
+            outcomes.append(_outcome(work, list(islice(answers, len(wants))), own))
+            row += work.num_rows
+        self.sampling_s += time.perf_counter() - computed_s
+        return outcomes
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)
 
+    def _pass(self, token_ids: Seq[int], spans: Seq[Span], wanted: Seq[Wanted]) -> Passed:
+        if self._stepper is not None:
+            return self._stepper.step(token_ids, spans, self.pool.data, wanted)
+        logits = self.model.forward(token_ids, spans, self.pool.data, [want.row for want in wanted]).numpy()
+        return Passed(list(logits), self.pool.finite_rows(spans))
 
-def _outcome(work: Work, logits: Iterator[Row]) -> Outcome:
+    def _note_time(self, rows: int, seconds: float) -> None:
+        self.step_cost.note(rows, seconds)
+        if rows >= MIN_PREFILL_ROWS:
+            self.prefill_rate.note(rows, seconds)
+
+
+def _outcome(work: Work, found: list[Found], finite: npt.NDArray[np.bool_]) -> Outcome:
+    """`found`: for each of what the work wanted; `finite`: of its rows."""
+    if not finite[: len(work.token_ids)].all():
+        return not_finite()
+    answers = iter(found)
     if work.recheck is not None:
         for position in work.rechecked:
-            work.recheck.compare(position, next(logits))
-    if not work.samplers:
-        return []
-    last = next(logits)
+            logits = next(answers)
+            assert isinstance(logits, np.ndarray)
+            work.recheck.compare(position, logits)
     try:
-        return [sampler.sample(last, work.index) for sampler in work.samplers]
+        if not work.draft:
+            return [_sampled(sampler, next(answers), work.index) for sampler in work.samplers]
     except NotFinite as error:
         return error
+    return _accepted(work, list(answers), finite[len(work.token_ids) :])
+
+
+def _accepted(work: Work, answers: list[Found], finite: npt.NDArray[np.bool_]) -> Outcome:
+    """The tokens of a draft, up to the first that is another or, for the next pass to say so, no number."""
+    (sampler,) = work.samplers
+    tokens: list[Sampled] = []
+    since: list[int] = []
+    for ahead, answer in enumerate(answers):
+        if ahead and not finite[ahead - 1]:
+            break
+        try:
+            sampled = _sampled(sampler, answer, work.index + ahead, since)
+        except NotFinite as error:
+            if not tokens:
+                return error
+            break
+        tokens.append(sampled)
+        since.append(sampled.id)
+        if ahead == len(work.draft) or sampled.id != work.draft[ahead]:
+            break
+    return tokens
+
+
+def _sampled(sampler: Sampler, answer: Found, index: int, since: Seq[int] = ()) -> Sampled:
+    if answer is None:
+        raise not_finite()
+    if isinstance(answer, int):
+        return Sampled(answer, None)
+    return sampler.sample(answer, index, since)

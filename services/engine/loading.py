@@ -1,7 +1,7 @@
 """Who computes a model of an arithmetic on this machine, and who does when that one computes something else."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kernels.arithmetic import Arithmetic
 from schemas.errors import SetupError
@@ -13,9 +13,14 @@ from services.engine.reference_model import ReferenceModel
 log = logging.getLogger(__name__)
 
 
-def load_model(files: Files, arithmetic: Arithmetic) -> Model:
-    """The fastest. Raises `SetupError` for a model that is unsupported or incomplete."""
-    return NativeModel(files, arithmetic) if arithmetic.takes_blocks else ReferenceModel(files, arithmetic)
+def load_model(files: Files, arithmetic: Arithmetic, lent: Sequence[int] = ()) -> Model:
+    """The fastest. `lent`: cores that it may be lent for a pass.
+
+    Raises `SetupError` for a model that is unsupported or incomplete.
+    """
+    if arithmetic.takes_blocks:
+        return NativeModel(files, arithmetic, lent)
+    return ReferenceModel(files, arithmetic)
 
 
 def load_checked(

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from kernels.arithmetic import Arithmetic
-from kernels.native.decoder import Decoder, DecoderLayer, DecoderShape, NativeLinear
+from kernels.native.decoder import Call, Decoder, DecoderLayer, DecoderShape, NativeLinear
 from kernels.reference.rope import RopeTable
 from schemas.errors import SetupError
+from services.engine.lease import Lease
 from services.engine.model import Files, Model, ModelConfig, Span
+from services.engine.stepper import Found, Passed, Wanted
 from services.engine.weight_source import WeightSource, open_weights
 from services.models.weight_layout import LayerLayout, Product, layout_of
 
@@ -18,8 +20,13 @@ from services.models.weight_layout import LayerLayout, Product, layout_of
 class NativeModel(Model):
     """The bits are those of `ReferenceModel` with the same arithmetic."""
 
-    def __init__(self, files: Files, arithmetic: Arithmetic) -> None:
-        """Raises `SetupError` for a model that is unsupported or incomplete."""
+    borrows = True
+
+    def __init__(self, files: Files, arithmetic: Arithmetic, lent: Sequence[int] = ()) -> None:
+        """With torch's number of threads, and one more for each core that may be `lent`.
+
+        Raises `SetupError` for a model that is unsupported or incomplete.
+        """
         super().__init__(ModelConfig.from_hf(files.config), arithmetic)
         config = self.config
         if reason := self._shape(arithmetic).refusal():
@@ -31,6 +38,10 @@ class NativeModel(Model):
             self._head = self._embedding if layout.head == layout.embedding else reader.product(layout.head)
             self._norm = reader.norm(layout.norm, config.hidden)
         self._rope = RopeTable(config.head_dim, config.context_tokens, config.rope_theta, config.rope_scaling)
+        products = [product for layer in self.layers for product in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+        self.weight_bytes = sum(product.num_bytes for product in [*products, self._head])
+        self._lent = list(lent)
+        self._lease: Lease | None = None
         self._decoder = self._new_decoder()
 
     def with_arithmetic(self, arithmetic: Arithmetic) -> "NativeModel":
@@ -39,17 +50,52 @@ class NativeModel(Model):
         other._decoder = other._new_decoder()
         return other
 
+    def use_threads(self, lease: Lease) -> None:
+        self._lease = lease
+
+    def _run(self, call: Call) -> None:
+        lease, self._lease = self._lease, None  # it was for this pass
+        self._decoder.run(call, lease)
+
     def forward(
         self, token_ids: Sequence[int] | Tensor, spans: Sequence[Span], pool: Tensor, logit_rows: Sequence[int] | None
     ) -> Tensor:
-        ids = torch.as_tensor(token_ids, dtype=torch.int64)
-        form = self.form_of(pool, spans, ids.shape[0])
-        rows = torch.arange(ids.shape[0]) if logit_rows is None else torch.tensor(logit_rows, dtype=torch.int64)
-        if not ids.shape[0]:
+        rows = range(len(token_ids)) if logit_rows is None else logit_rows
+        if not len(token_ids):
             return torch.empty(0, self.config.vocab_size)
-        if not (0 <= int(ids.min()) and int(ids.max()) < self.config.vocab_size):
-            raise ValueError(f"token ids from {int(ids.min())} to {int(ids.max())}")
-        return self._decoder.logits(ids, spans, pool, form.page_tokens, rows, torch.get_num_threads())
+        call = self._call(token_ids, spans, pool, rows)
+        logits = call.ask_logits(self.config.vocab_size)
+        self._run(call)
+        return logits
+
+    def step(self, token_ids: Sequence[int], spans: Sequence[Span], pool: Tensor, wanted: Sequence[Wanted]) -> Passed:
+        """As `services.engine.engine.Stepper`: one call for the pass and what is drawn from it."""
+        rows = sorted({want.row for want in wanted})
+        number = {row: index for index, row in enumerate(rows)}
+        call = self._call(token_ids, spans, pool, rows)
+        ids, status = call.ask_draws([(number[want.row], want.draw) for want in wanted if want.draw is not None])
+        finite = call.ask_finite()
+        copied = any(want.draw is None for want in wanted)
+        logits = call.ask_logits(self.config.vocab_size).numpy() if copied else None
+        self._run(call)
+        drawn = iter(zip(ids.tolist(), status.tolist(), strict=True))
+        found: list[Found] = []
+        for want in wanted:
+            if want.draw is None:
+                assert logits is not None
+                found.append(logits[number[want.row]])
+            else:
+                token, bad = next(drawn)
+                found.append(None if bad else token)
+        return Passed(found, finite)
+
+    def _call(
+        self, token_ids: Sequence[int] | Tensor, spans: Sequence[Span], pool: Tensor, rows: Sequence[int]
+    ) -> Call:
+        form = self.form_of(pool, spans, len(token_ids))
+        call = Call(token_ids, spans, pool, form.page_tokens, rows)
+        call.check(self.config.vocab_size)
+        return call
 
     def _new_decoder(self) -> Decoder:
         return Decoder(
@@ -61,6 +107,7 @@ class NativeModel(Model):
             cos=self._rope.cos,
             sin=self._rope.sin,
             threads=torch.get_num_threads(),
+            lent=self._lent,
         )
 
     def _shape(self, arithmetic: Arithmetic) -> DecoderShape:

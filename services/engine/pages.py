@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from kernels.page_form import PageForm
+from kernels.paging import SpanLike
 from kvstore.keys import BlockRef
 from schemas.errors import KvrelayError
 
@@ -150,6 +151,24 @@ class PagePool:
     def payload_parts(self, payload: Bytes, num_tokens: int) -> tuple[Bytes, ...]:
         """Views of the payload of a blob of `num_tokens`, each of the shape of those that `leading` gives."""
         return parts_of(payload, self.form, num_tokens)
+
+    def finite_rows(self, spans: Sequence[SpanLike]) -> npt.NDArray[np.bool_]:
+        """Of the spans' rows, one after the other: whether their K and V are numbers, and of a row that completes a
+        block all K and V of the block: `[R] bool`."""
+        tokens = self.block_tokens
+        rows = [
+            (span.pages[at // tokens], at % tokens)
+            for span in spans
+            for at in range(span.start, span.start + span.rows)
+        ]
+        pages, slots = torch.tensor(rows, dtype=torch.int64).reshape(-1, 2).T
+        # Whole numbers are finite: what was not has a scale that is not.
+        numbers = self.form.scales(self.data) if self.form.is_quantised else self.data
+        finite = numbers[pages, :, :, :, slots].isfinite().flatten(1).all(1)
+        completing = (slots == tokens - 1).nonzero()[:, 0]
+        if len(completing):
+            finite[completing] &= numbers[pages[completing]].isfinite().flatten(1).all(1)
+        return finite.numpy()
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` if the books do not add up. For idle moments and tests."""

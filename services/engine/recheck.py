@@ -7,8 +7,9 @@ Knows nothing of who made the known tokens, or of what a difference leads to.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kernels.sampling import Row
 from schemas.errors import NotFinite
-from services.engine.sampler import Row, Sampler
+from services.engine.sampler import Sampler
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,22 +7,19 @@ batch mates cannot influence the result. Knows nothing of text, stop strings or 
 import hashlib
 import struct
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from kernels.sampling import Draw, Row, choose
 from schemas.errors import NotFinite
 from schemas.events import Logprobs
 from schemas.job import Sampling
 
-GREEDY_TEMPERATURE = 1e-5  # below it the best token's share differs from 1 by less than a float64 can tell
-_NUM_HASH_BITS = 53
-_MAX_SCORE = 1e300  # a repetition penalty near 0 makes infinite scores, and their differences are no numbers
-
-Row = npt.NDArray[np.float32]
-Scores = npt.NDArray[np.float64]
+GREEDY_TEMPERATURE = 1e-5  # below it logits that float32 can tell apart differ by more than a draw can notice
+_MAX_SCORE = float(np.finfo(np.float32).max)  # a repetition penalty near 0 makes scores that float32 cannot hold
 
 
 class Sampled(NamedTuple):
@@ -30,11 +27,11 @@ class Sampled(NamedTuple):
     logprobs: Logprobs | None
 
 
-def uniform(seed: int, choice: int, index: int) -> float:
-    """A number in [0, 1) that belongs to token `index` of `choice`: the first 53 bits of a keyed hash."""
+def hash64(seed: int, choice: int, index: int) -> int:
+    """The 64 bits of chance that belong to token `index` of `choice`: a keyed hash."""
     message = struct.pack("<QQQ", seed & 0xFFFF_FFFF_FFFF_FFFF, choice, index)
     digest = hashlib.blake2b(message, digest_size=8, person=b"kvrelay-sample").digest()
-    return (int.from_bytes(digest, "little") >> (64 - _NUM_HASH_BITS)) * 2.0**-_NUM_HASH_BITS
+    return int.from_bytes(digest, "little")
 
 
 class Sampler:
@@ -46,6 +43,7 @@ class Sampler:
         self._choice = choice
         self._generated: Counter[int] = Counter()
         self._greedy = sampling.temperature < GREEDY_TEMPERATURE or sampling.top_k == 1 or sampling.top_p == 0.0
+        self._inv_temperature = 1.0 if self._greedy else float(np.float32(1.0 / sampling.temperature))
         self._prompt_ids = (
             np.unique(np.fromiter(prompt, dtype=np.int64)) if sampling.repetition_penalty != 1.0 else None
         )
@@ -58,28 +56,42 @@ class Sampler:
 
     def note(self, token_id: int) -> None:
         """Records a generated token; penalties of later tokens count it."""
-        self._generated[token_id] += 1
+        if self._shifts:
+            self._generated[token_id] += 1
 
-    def sample(self, logits: Row, index: int) -> Sampled:
+    @property
+    def is_plain(self) -> bool:
+        """A token depends on nothing but the model's logits and `draw`."""
+        return not self._shifts and self._sampling.logprobs is None
+
+    def draw(self, index: int) -> Draw:
+        """How token `index` is chosen from its scores."""
+        sampling = self._sampling
+        chance = 0 if self._greedy else hash64(self._seed, self._choice, index)
+        return Draw(self._greedy, self._inv_temperature, sampling.top_k, sampling.top_p, sampling.min_p, chance)
+
+    def sample(self, logits: Row, index: int, since: Sequence[int] = ()) -> Sampled:
         """Token `index` (0 is the first generated one) from `logits: [V] float32`.
 
-        Raises `NotFinite` when a logit is NaN or the largest is infinite: the request ends, its mates go on.
+        `since`: the tokens before it that were not noted. Raises `NotFinite` when a logit is NaN or the largest is
+        infinite: the request ends, its mates go on.
         """
-        top = logits.max()
-        if not np.isfinite(top):
-            raise NotFinite("the model produced a logit that is not a number")
-        scores = self._shifted(logits) if self._shifts else logits
-        # numpy's argmax is the first of equals: the lowest id
-        token = int(scores.argmax()) if self._greedy else self._draw(np.asarray(scores, dtype=np.float64), index)
+        token = None
+        if np.isfinite(logits.max()):
+            token = choose(self._shifted(logits, since) if self._shifts else logits, self.draw(index))
+        if token is None:
+            raise not_finite()
         wanted = self._sampling.logprobs
         return Sampled(token, None if wanted is None else logprobs_of(logits, token, wanted))
 
-    def _shifted(self, logits: Row) -> Scores:
+    def _shifted(self, logits: Row, since: Sequence[int]) -> Row:
+        """In float64, then rounded once. What becomes too large for float32 is its largest number."""
         sampling = self._sampling
         scores = logits.astype(np.float64)
         for token, bias in sampling.logit_bias.items():
             scores[token] += bias
-        generated = np.fromiter(self._generated, dtype=np.int64, count=len(self._generated))
+        counted = self._generated + Counter(since)
+        generated = np.fromiter(counted, dtype=np.int64, count=len(counted))
         if self._prompt_ids is not None:
             seen = np.union1d(self._prompt_ids, generated)
             values = scores[seen]
@@ -87,62 +99,14 @@ class Sampler:
             with np.errstate(over="ignore"):
                 scores[seen] = np.where(values > 0, values / penalty, values * penalty)
         if len(generated):
-            counts = np.fromiter(self._generated.values(), dtype=np.float64, count=len(generated))
+            counts = np.fromiter(counted.values(), dtype=np.float64, count=len(counted))
             scores[generated] -= sampling.frequency_penalty * counts + sampling.presence_penalty
-        return scores
-
-    def _draw(self, scores: Scores, index: int) -> int:
-        sampling = self._sampling
-        with np.errstate(over="ignore"):
-            scores = np.clip(scores / sampling.temperature, -_MAX_SCORE, _MAX_SCORE)
-        ids, weights = _candidates(scores, sampling.top_k, sampling.top_p, sampling.min_p)
-        cumulative = np.cumsum(weights)
-        point = uniform(self._seed, self._choice, index) * cumulative[-1]
-        return int(ids[min(int(np.searchsorted(cumulative, point, side="right")), len(ids) - 1)])
+        with np.errstate(over="ignore"):  # what is too small becomes -inf, and is never drawn
+            return np.minimum(scores, _MAX_SCORE).astype(np.float32)
 
 
-def _candidates(scores: Scores, top_k: int, top_p: float, min_p: float) -> tuple[npt.NDArray[np.int64], Scores]:
-    """Ids that may be drawn and their weights (not normalised): top_k, then top_p of what is left, then min_p.
-
-    Without a filter the order is by id, with one it is by score, equals by id.
-    """
-    top = scores.max()
-    if 0 < top_k < len(scores):
-        ids = _best(scores, top_k)
-        weights = np.exp(scores[ids] - top)
-    else:
-        ids = np.arange(len(scores))
-        weights = np.exp(scores - top)
-    if top_p < 1.0:
-        ids, weights = _nucleus(scores, ids, weights, top_p)
-    if min_p > 0.0:
-        keep = weights >= min_p * weights.max()
-        ids, weights = ids[keep], weights[keep]
-    return ids, weights
-
-
-def _best(scores: Scores, count: int) -> npt.NDArray[np.int64]:
-    """The `count` best ids, best first, equals by id. Partial: only scores that reach the count-th are sorted."""
-    threshold = np.partition(scores, len(scores) - count)[len(scores) - count]
-    reached = np.flatnonzero(scores >= threshold)
-    order = np.argsort(-scores[reached], kind="stable")
-    return reached[order][:count]
-
-
-def _nucleus(
-    scores: Scores, ids: npt.NDArray[np.int64], weights: Scores, top_p: float
-) -> tuple[npt.NDArray[np.int64], Scores]:
-    """The smallest best-first set that holds `top_p` of the weight; at least one id."""
-    wanted = top_p * weights.sum()
-    count = min(64, len(ids))
-    while True:
-        best = _best(scores[ids], count) if len(ids) > count else np.argsort(-scores[ids], kind="stable")
-        cumulative = np.cumsum(weights[best])
-        if cumulative[-1] >= wanted or len(best) == len(ids):
-            size = int(np.searchsorted(cumulative, wanted, side="left")) + 1
-            chosen = best[: min(size, len(best))]
-            return ids[chosen], weights[chosen]
-        count *= 8
+def not_finite() -> NotFinite:
+    return NotFinite("the model produced a logit that is not a number")
 
 
 def logprobs_of(logits: Row, token: int, num_top: int) -> Logprobs:
@@ -152,3 +116,11 @@ def logprobs_of(logits: Row, token: int, num_top: int) -> Logprobs:
     norm = top + np.log(np.exp(scores - top).sum())
     best = _best(scores, num_top) if num_top else ()
     return Logprobs(logprob=float(scores[token] - norm), top=[(int(i), float(scores[i] - norm)) for i in best])
+
+
+def _best(scores: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64]:
+    """The `count` best ids, best first, equals by id. Partial: only scores that reach the count-th are sorted."""
+    threshold = np.partition(scores, len(scores) - count)[len(scores) - count]
+    reached = np.flatnonzero(scores >= threshold)
+    order = np.argsort(-scores[reached], kind="stable")
+    return reached[order][:count]

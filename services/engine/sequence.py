@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from services.engine.drafter import Drafter
 from services.engine.engine import Outcome, Work
 from services.engine.pages import PagePool
 from services.engine.recheck import Recheck
@@ -25,6 +26,8 @@ class Sequence:
     `on_computed` is called with the outcome: it may append the token and so go on, or leave the batch.
     `on_block_full(i)` is called when block `i` has its last token computed. `is_paused` holds the sequence back
     for a pass. `recheck` compares those of its known tokens whose rows are computed here.
+    `drafter` guesses what comes next, for a sequence of one sampler that will have at most `max_tokens` in all. What
+    it guessed right is told as if each token had had a pass of its own.
     """
 
     token_ids: list[int]
@@ -36,23 +39,38 @@ class Sequence:
     on_block_full: Callable[[int], None] = _ignore
     is_paused: Callable[[], bool] = _never
     recheck: Recheck | None = None
+    drafter: Drafter | None = None
+    max_tokens: int = 0
 
     @property
     def num_missing(self) -> int:
         return len(self.token_ids) - self.num_computed
 
-    def work(self, pool: PagePool, max_rows: int) -> Work:
-        """The next at most `max_rows` rows, with pages for them taken from the sequence's reservation."""
+    @property
+    def max_draft(self) -> int:
+        """So many tokens may be guessed beside the next one. None while several rows are missing."""
+        if self.drafter is None or self.num_missing != 1:
+            return 0
+        return max(0, self.max_tokens - len(self.token_ids) - 1)
+
+    def work(self, pool: PagePool, max_rows: int, num_draft: int = 0) -> Work:
+        """The next at most `max_rows` rows, with pages for them taken from the sequence's reservation.
+
+        `num_draft`: of `max_draft`, guesses whose rows are computed beside.
+        """
         end = self.num_computed + min(max_rows, self.num_missing)
-        while len(self.pages) * pool.block_tokens < end:
+        draft = self.drafter.draft(num_draft) if self.drafter is not None and num_draft else []
+        num_pages = -(-(end + len(draft)) // pool.block_tokens)
+        while len(self.pages) < num_pages:
             self.pages.append(pool.take())
         return Work(
             token_ids=self.token_ids[self.num_computed : end],
             start=self.num_computed,
-            pages=self.pages[: -(-end // pool.block_tokens)],
+            pages=self.pages[:num_pages],
             samplers=self.samplers if end == len(self.token_ids) else [],
             index=self.index,
             recheck=self.recheck,
+            draft=draft,
         )
 
     def advance(self, num_rows: int, block_tokens: int) -> None:

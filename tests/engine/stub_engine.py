@@ -9,6 +9,7 @@ from kernels.page_form import PageForm
 from services.engine.engine import Outcome, Work
 from services.engine.pages import PagePool
 from services.engine.sampler import Sampled
+from services.engine.step_cost import StepCost
 
 BLOCK_TOKENS = 16
 
@@ -22,6 +23,7 @@ class StubEngine:
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
+        self.step_cost = StepCost()
         self._passes: asyncio.Queue[tuple[list[Work], asyncio.Future[None]]] = asyncio.Queue()
         self._running: asyncio.Future[None] | None = None
 

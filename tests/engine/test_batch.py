@@ -1,6 +1,7 @@
 """What a pass is made of, and who still holds pages while it runs."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from services.engine.batch import Batch
 from services.engine.engine import Outcome
 from services.engine.sequence import Sequence
+from tests.engine.requests import CheapRows
 from tests.engine.stub_engine import BLOCK_TOKENS, StubEngine, make_pool
 
 SAMPLERS: Any = [object()]
@@ -24,11 +26,13 @@ def sequence_of(num_tokens: int, num_computed: int = 0, on_computed: Callable[[O
 
 
 @asynccontextmanager
-async def running(num_pages: int = 8, chunk: int = 32, budget: int = 64) -> AsyncIterator[tuple[Batch, StubEngine]]:
+async def running(
+    num_pages: int = 8, chunk: int = 32, budget: int = 64, slice_s: float = math.inf
+) -> AsyncIterator[tuple[Batch, StubEngine]]:
     pool = make_pool(num_pages)
     pool.reserve(num_pages)
     engine = StubEngine(pool)
-    batch = Batch(engine, chunk_tokens=chunk, token_budget=budget)  # type: ignore[arg-type]
+    batch = Batch(engine, chunk_tokens=chunk, token_budget=budget, slice_s=slice_s)  # type: ignore[arg-type]
     task = asyncio.create_task(batch.run())
     yield batch, engine
     assert not task.done(), task
@@ -75,6 +79,25 @@ async def test_who_catches_up_does_not_hold_up_who_generates():
         for sequence in generating:
             batch.join(sequence)
         assert rows(await engine.whole()) == [(3, 1), (3, 1), (0, 16)]
+
+
+async def test_who_catches_up_beside_others_takes_slices():
+    """Of as many rows in all as are computed in `slice_s`; and whole chunks when nobody generates."""
+    async with running(chunk=16, budget=66, slice_s=0.001) as (batch, engine):
+        engine.step_cost = CheapRows(0.0002)
+        for _ in range(2):
+            batch.join(sequence_of(48))
+        assert rows(await engine.whole()) == [(0, 16), (0, 16)]
+        batch.join(sequence_of(4, num_computed=3))
+        assert rows(await engine.whole()) == [(3, 1), (16, 5)]
+
+
+async def test_a_slice_is_one_row_at_least():
+    async with running(chunk=16, slice_s=0.001) as (batch, engine):
+        engine.step_cost = CheapRows(0.5)
+        batch.join(sequence_of(4, num_computed=3))
+        batch.join(sequence_of(48))
+        assert rows(await engine.whole()) == [(3, 1), (0, 1)]
 
 
 async def test_pages_of_a_pass_stay_held_when_the_sequence_leaves_and_its_promise_ends():

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from kernels.sampling import Row
 from schemas.events import Done, Event, Token
 from services import telemetry
 from services.engine.model import Model
 from services.engine.recheck import Recheck
 from services.engine.reference_model import ReferenceModel
-from services.engine.sampler import Row
 from tests.pipeline.conftest import Pipelines
 from tests.pipeline.earlier_worker import DECODE_CLAIM, PREFILL_CLAIM, continued, handoff_of, leave, leave_to_prefill
 from tests.pipeline.tiny import tiny_files, tiny_models

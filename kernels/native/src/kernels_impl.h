@@ -18,9 +18,9 @@ namespace {
 
 constexpr int kTileRows = KVR_TILE_ROWS;  // rows that share unpacked weights, as the registers allow: 8 or 4
 
-inline F exp16(F x) {
-    const F clamped = max(x, set1(-86.0f));  // NaN becomes -86 here
-    const F n = rint(mul(clamped, set1(1.44269504f)));
+/// exp of what is at most 88. NaN stays: `max` and `if_below` let it through.
+inline F exp_below(F x) {
+    const F lowest = set1(-86.0f), clamped = max(lowest, x), n = rint(mul(clamped, set1(1.44269504f)));
     const F r = fma(n, set1(2.12194440e-4f), fma(n, set1(-0.693359375f), clamped));
     F p = set1(1.9875691500e-4f);
     p = fma(p, r, set1(1.3981999507e-3f));
@@ -29,11 +29,10 @@ inline F exp16(F x) {
     p = fma(p, r, set1(1.6666665459e-1f));
     p = fma(p, r, set1(5.0000001201e-1f));
     const F y = add(fma(p, mul(r, r), r), set1(1.0f));
-    const F scaled = from_bits(add(bits(y), shift_left_23(to_int(n))));
-    const F finite = add(scaled, sub(x, x));  // NaN comes back
-    const F below = if_below(set1(88.0f), x, set1(INFINITY), finite);
-    return if_below(x, set1(-86.0f), zero(), below);
+    return if_below(x, lowest, zero(), times_power(y, n));
 }
+
+inline F exp16(F x) { return if_below(set1(88.0f), x, set1(INFINITY), exp_below(x)); }
 
 void exp_all(const float* x, float* y, int64_t count) {
     for (int64_t i = 0; i < count; i += 16) store(y + i, exp16(load(x + i)));
@@ -311,7 +310,7 @@ inline void softmax64(float* s, int32_t seen, float* largest, float* weight) {
     const float m = max_lane(max(max(v[0], v[1]), max(v[2], v[3])));
     F sum = zero();
     for (int i = 0; i < 4; ++i) {
-        v[i] = exp16(sub(v[i], set1(m)));
+        v[i] = exp_below(sub(v[i], set1(m)));
         sum = add(sum, v[i]);
         store(s + 16 * i, v[i]);
     }
@@ -495,6 +494,7 @@ inline void attend_quad(int32_t any_dim, int32_t most, const float* transposed, 
     const int32_t dim = J ? 16 * J : any_dim;
     alignas(64) float s[R][kBlockKeys];
     for (int32_t begin = 0; begin < most; begin += 16) {
+        asm volatile("" ::: "memory");  // or the compiler spreads the queries over the lanes once, on the stack
         F lanes[R];
         scores16<R, J>(q, dim, transposed + begin, lanes);
         for (int r = 0; r < R; ++r) store(s[r] + begin, lanes[r]);
@@ -572,7 +572,7 @@ void combine(const float* sums, const float* largest, const float* weight, int32
     float total = 0.0f;
     for (int32_t i = 0; i < dim; i += 16) store(out + i, zero());
     for (int32_t b = 0; b < blocks; ++b) {
-        const F c = exp16(set1(largest[b] - top));
+        const F c = exp_below(set1(largest[b] - top));
         alignas(64) float lanes[16];
         store(lanes, c);
         total = std::fmaf(lanes[0], weight[b], total);

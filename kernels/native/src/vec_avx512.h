@@ -30,6 +30,7 @@ inline F sub(F x, F y) { return {_mm512_sub_ps(x.v, y.v)}; }
 inline F mul(F x, F y) { return {_mm512_mul_ps(x.v, y.v)}; }
 inline F div(F x, F y) { return {_mm512_div_ps(x.v, y.v)}; }
 inline F fma(F x, F y, F z) { return {_mm512_fmadd_ps(x.v, y.v, z.v)}; }
+/// The larger; where one is NaN, the second.
 inline F max(F x, F y) { return {_mm512_max_ps(x.v, y.v)}; }
 inline F rint(F x) { return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 inline F neg(F x) { return {_mm512_xor_ps(x.v, _mm512_set1_ps(-0.0f))}; }
@@ -40,12 +41,11 @@ inline F if_below(F x, F limit, F then, F otherwise) {
 inline F cvt(I x) { return {_mm512_cvtepi32_ps(x.v)}; }
 /// Nearest whole number; of what does not fit, anything.
 inline I to_int(F x) { return {_mm512_cvtps_epi32(x.v)}; }
+/// `y` times 2 to the power of `n`, a whole number; neither y nor the result is denormal. NaN stays NaN.
+inline F times_power(F y, F n) { return {_mm512_scalef_ps(y.v, n.v)}; }
 inline I set1(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline I add(I x, I y) { return {_mm512_add_epi32(x.v, y.v)}; }
 inline I max(I x, I y) { return {_mm512_max_epi32(x.v, y.v)}; }
-inline I shift_left_23(I x) { return {_mm512_slli_epi32(x.v, 23)}; }
-inline I bits(F x) { return {_mm512_castps_si512(x.v)}; }
-inline F from_bits(I x) { return {_mm512_castsi512_ps(x.v)}; }
 inline I magnitude_bits(F x) { return {_mm512_and_si512(_mm512_castps_si512(x.v), _mm512_set1_epi32(0x7fffffff))}; }
 
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }

@@ -1,0 +1,178 @@
+// Compiled once for each instruction set, with its flags. Defines KVR_PASSES. Vectors are GCC's and Clang's own, of the
+// widest registers that there are.
+#include <cmath>
+#include <cstring>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "sampler_passes.h"
+
+namespace kvr::sampling {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+typedef float F __attribute__((vector_size(4 * kLanes)));
+typedef int32_t I __attribute__((vector_size(4 * kLanes)));
+
+inline F set1(float x) { return F{} + x; }
+
+/// Calls `visit(vector, where)` for scores [start, end), with -inf behind the last: nothing is heavier or larger.
+template <typename Visit>
+inline void each(const float* scores, int64_t start, int64_t end, Visit visit) {
+    F x;
+    int64_t i = start;
+    for (; i + kLanes <= end; i += kLanes) {
+        std::memcpy(&x, scores + i, sizeof x);
+        visit(x, i);
+    }
+    if (i < end) {
+        x = set1(-__builtin_inff());
+        std::memcpy(&x, scores + i, static_cast<size_t>(end - i) * sizeof(float));
+        visit(x, i);
+    }
+}
+
+inline F multiply_add(F a, F b, F c) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_ps(a, b, c);
+#elif defined(__AVX2__)
+    return _mm256_fmadd_ps(a, b, c);
+#else
+    F r;
+    for (int lane = 0; lane < kLanes; ++lane) r[lane] = std::fmaf(a[lane], b[lane], c[lane]);
+    return r;
+#endif
+}
+
+/// `kernels.reference.exponential.exp` for x <= 0.
+inline F exp(F x) {
+    const I inside = x >= -86.0f;
+    x = inside ? x : F{};
+    constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number, half to even
+    const F n = (x * 1.44269504f + kToInteger) - kToInteger;
+    F r = multiply_add(n, set1(-0.693359375f), x);
+    r = multiply_add(n, set1(2.12194440e-4f), r);
+    F p = set1(1.9875691500e-4f);
+    p = multiply_add(p, r, set1(1.3981999507e-3f));
+    p = multiply_add(p, r, set1(8.3334519073e-3f));
+    p = multiply_add(p, r, set1(4.1665795894e-2f));
+    p = multiply_add(p, r, set1(1.6666665459e-1f));
+    p = multiply_add(p, r, set1(5.0000001201e-1f));
+    const F y = multiply_add(p, r * r, r) + 1.0f;
+    return (F)(((I)y + (__builtin_convertvector(n, I) << 23)) & inside);
+}
+
+/// A weight is high * 2^20 + low: both fit into float's bits, so the way there is exact.
+struct Weight {
+    I high, low;
+};
+
+inline Weight weight_of(F scores, Scale scale) {
+    const F steps = exp((scores - scale.best) * scale.inv_temperature) * 1048576.0f;
+    const I high = __builtin_convertvector(steps, I);
+    const F rest = (steps - __builtin_convertvector(high, F)) * 1048576.0f;
+    return {high, __builtin_convertvector(rest, I)};
+}
+
+inline uint64_t sum_lanes(I v) {
+    uint64_t sum = 0;
+    for (int lane = 0; lane < kLanes; ++lane) sum += static_cast<uint32_t>(v[lane]);
+    return sum;
+}
+
+bool group_maxima(const float* scores, int64_t n, float* maxima) {
+    I unordered{};
+    for (int64_t start = 0; start < n; start += kMaxGroup) {
+        const int64_t end = n - start < kMaxGroup ? n : start + kMaxGroup;
+        F highest = set1(-__builtin_inff());
+        each(scores, start, end, [&](F x, int64_t) {
+            highest = x > highest ? x : highest;
+            unordered |= x != x;
+        });
+        float largest = highest[0];
+        for (int lane = 1; lane < kLanes; ++lane) largest = highest[lane] > largest ? highest[lane] : largest;
+        maxima[start / kMaxGroup] = largest;
+    }
+    int32_t any = 0;
+    for (int lane = 0; lane < kLanes; ++lane) any |= unordered[lane];
+    return any == 0;
+}
+
+template <bool Filter>
+void sum_groups(const float* scores, int64_t n, Scale scale, uint64_t least, uint64_t* sums) {
+    const auto least_high = static_cast<int32_t>(least >> 20), least_low = static_cast<int32_t>(least & 0xfffff);
+    for (int64_t start = 0; start < n; start += kSumGroup) {
+        const int64_t end = n - start < kSumGroup ? n : start + kSumGroup;
+        Weight sum{};  // of at most 1,024: no part overflows
+        each(scores, start, end, [&](F x, int64_t) {
+            Weight weight = weight_of(x, scale);
+            if (Filter) {
+                const I enough = (weight.high > least_high) | ((weight.high == least_high) & (weight.low >= least_low));
+                weight.high &= enough;
+                weight.low &= enough;
+            }
+            sum.high += weight.high;
+            sum.low += weight.low;
+        });
+        sums[start / kSumGroup] = (sum_lanes(sum.high) << 20) + sum_lanes(sum.low);
+    }
+}
+
+void group_sums(const float* scores, int64_t n, Scale scale, uint64_t least, uint64_t* sums) {
+    (least ? sum_groups<true> : sum_groups<false>)(scores, n, scale, least, sums);
+}
+
+void weights(const float* scores, int64_t n, Scale scale, uint64_t* out) {
+    each(scores, 0, n, [&](F x, int64_t i) {
+        const Weight weight = weight_of(x, scale);
+        for (int lane = 0; lane < kLanes; ++lane) {
+            out[i + lane] = (static_cast<uint64_t>(weight.high[lane]) << 20) + static_cast<uint64_t>(weight.low[lane]);
+        }
+    });
+}
+
+int64_t collect(const float* scores, int64_t n, float cut, uint32_t* ids, float* kept) {
+    int64_t found = 0, i = 0;
+#if defined(__AVX512F__)
+    const __m512 limit = _mm512_set1_ps(cut);
+    __m512i id = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    for (; i + 16 <= n; i += 16, id = _mm512_add_epi32(id, _mm512_set1_epi32(16))) {
+        const __m512 score = _mm512_loadu_ps(scores + i);
+        const __mmask16 mask = _mm512_cmp_ps_mask(score, limit, _CMP_GE_OQ);
+        if (mask) {
+            _mm512_storeu_si512(ids + found, _mm512_maskz_compress_epi32(mask, id));
+            _mm512_storeu_ps(kept + found, _mm512_maskz_compress_ps(mask, score));
+            found += __builtin_popcount(mask);
+        }
+    }
+#elif defined(__AVX2__)
+    const __m256 limit = _mm256_set1_ps(cut);
+    for (; i + 8 <= n; i += 8) {
+        const __m256 enough = _mm256_cmp_ps(_mm256_loadu_ps(scores + i), limit, _CMP_GE_OQ);
+        for (auto mask = static_cast<unsigned>(_mm256_movemask_ps(enough)); mask; mask &= mask - 1) {
+            const int64_t at = i + __builtin_ctz(mask);
+            ids[found] = static_cast<uint32_t>(at);
+            kept[found++] = scores[at];
+        }
+    }
+#endif
+    for (; i < n; ++i) {
+        ids[found] = static_cast<uint32_t>(i);
+        kept[found] = scores[i];
+        found += scores[i] >= cut;
+    }
+    return found;
+}
+
+}  // namespace
+
+const Passes KVR_PASSES{group_maxima, group_sums, weights, collect};
+
+}  // namespace kvr::sampling

@@ -1,0 +1,102 @@
+"""Guessed tokens change nothing that a reader sees, wherever a job ends, pauses or changes hands."""
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from schemas.events import Done, Token
+from schemas.subjects import Stage
+from services.decode import generation
+from tests.engine.requests import CheapRows, KnowingDrafter
+from tests.pipeline.conftest import Pipelines
+from tests.pipeline.local import Answer, LocalPipeline
+from tests.pipeline.second_worker import second_worker
+
+NUM_TOKENS = 150
+PROMPT = list(range(30, 47))
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 0.2, "top_p": 0.95},
+    "two choices": {"temperature": 0.3, "n": 2},
+    "penalties": {"temperature": 0.0, "repetition_penalty": 1.05, "presence_penalty": -0.5, "frequency_penalty": 0.01},
+    "logprobs": {"temperature": 0.2, "logprobs": 3, "logit_bias": {100: 2.0}},
+}
+
+
+def job_of(kind: str) -> dict[str, Any]:
+    return {"max_tokens": NUM_TOKENS, "seed": 5, "ignore_eos": True, "prompt_token_ids": PROMPT, **KINDS[kind]}
+
+
+class Guesses:
+    """Makes workers guess what `answers` say, right mostly, and counts what came of it in one of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, answers: list[Answer]) -> None:
+        self.num_accepted = self.num_refused = 0
+        self._chance = random.Random(1)
+        self._truths = [PROMPT + answer.token_ids(choice) for answer in answers for choice in range(2)]
+        monkeypatch.setattr(generation, "Drafter", lambda tokens: KnowingDrafter(tokens, self._truths, self._chance))
+
+    def count(self, pipeline: LocalPipeline) -> None:
+        engine = pipeline.decode.engine
+        engine.step_cost = CheapRows(1e-9)
+        run = engine.run
+
+        async def counted(works: Any) -> Any:
+            outcomes = await run(works)
+            for work, outcome in zip(works, outcomes, strict=True):
+                if work.draft:
+                    self.num_accepted += len(outcome) - 1
+                    self.num_refused += 1 + len(work.draft) - len(outcome)
+            return outcomes
+
+        engine.run = counted  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_stream_is_the_same(tiny_pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    async with tiny_pipelines(scheduler={"speculate": "off"}) as pipeline:
+        plain = await pipeline.ask(**job_of(kind))
+    async with tiny_pipelines() as pipeline:
+        guesses = Guesses(monkeypatch, [plain])
+        guesses.count(pipeline)
+        guessed = await pipeline.ask(**job_of(kind))
+        assert guesses.num_accepted > NUM_TOKENS // 3 and guesses.num_refused
+    assert guessed.essence == plain.essence
+    assert isinstance(guessed.end, Done)
+    indices = [event.index for event in guessed.events if isinstance(event, Token) and event.choice == 0]
+    assert indices == list(range(NUM_TOKENS))
+
+
+async def test_ends_inside_a_run(tiny_pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By length, stop string and end token, at every one of the places in a row that a run may be cut."""
+    async with tiny_pipelines(scheduler={"speculate": "off"}) as pipeline:
+        whole = await pipeline.ask(**job_of("greedy"))
+        ends = [job_of("greedy") | {"max_tokens": length} for length in range(60, 70)]
+        texts = [event.text for event in whole.events if isinstance(event, Token)]
+        ends += [job_of("greedy") | {"stop": ["".join(texts[at : at + 3])]} for at in range(70, 80)]
+        plain = await pipeline.ask_all(ends)
+    async with tiny_pipelines() as pipeline:
+        guesses = Guesses(monkeypatch, [whole])
+        guesses.count(pipeline)
+        guessed = await pipeline.ask_all(ends)
+        assert guesses.num_accepted > 100
+    assert [answer.essence for answer in guessed] == [answer.essence for answer in plain]
+    assert {answer.finish().reason for answer in guessed} == {"length", "stop"}
+
+
+async def test_handed_back_in_the_middle(tiny_pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [job_of(kind) | {"max_tokens": 400} for kind in ("greedy", "sampled", "penalties")]
+    async with tiny_pipelines(scheduler={"speculate": "off"}) as pipeline:
+        plain = await pipeline.ask_all(jobs)
+    async with tiny_pipelines() as pipeline:
+        guesses = Guesses(monkeypatch, plain)
+        guesses.count(pipeline)
+        names = [await pipeline.submit(**job) for job in jobs]
+        while guesses.num_accepted < 100:
+            await asyncio.sleep(0)
+        async with second_worker(pipeline, Stage.DECODE):
+            pipeline.decode_worker.role.hand_back()
+            guessed = [await pipeline.read(name) for name in names]
+    assert [answer.essence for answer in guessed] == [answer.essence for answer in plain]
