@@ -38,7 +38,7 @@ BOUNDS = {
 """Most that a logit may differ from the golden, by the dtype of weights, K and V and by that of the products: measured
 6e-5, 0.27 and 1.08, see decision 0002."""
 INT8_BOUND = 2.0
-"""The same of int8, weights in 4 bits compared with themselves: see decision 0036."""
+"""The same of int8, weights in 4 bits compared with themselves: see decision 0039."""
 
 
 class Canary:

@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType
 
 from kernels.int8_arithmetic import Int8Arithmetic
 from schemas.errors import SetupError
+from services.engine.arithmetic import dtype_of
 from services.engine.check import Canary, self_check
 from services.engine.loading import load_checked, load_model
 from services.engine.model import Files, Model
@@ -141,3 +142,10 @@ def test_a_wrong_weight_in_the_file_is_found(tmp_path: Path) -> None:
     wrong = msgspec.structs.replace(files, weights=(copy,))
     with pytest.raises(SetupError, match="from what transformers computes"):
         self_check(load_model(wrong, Int8Arithmetic()), wrong)
+
+
+def test_auto_is_int8_for_whole_numbers_and_bfloat16_for_the_rest(tiny_gguf: ModelFiles, tmp_path: Path) -> None:
+    settings, extra = GGUFS["llama"]
+    plain = save_gguf(tmp_path / "plain.gguf", tiny_model(**{**SIZES, **settings}), GGMLQuantizationType.F16, extra)
+    assert [dtype_of(files, "auto") for files in (default_model(), tiny_gguf, plain)] == ["int8", "int8", "bfloat16"]
+    assert dtype_of(default_model(), "float32") == "float32"
