@@ -21,7 +21,7 @@ import kernels
 from kernels import dispatch
 from kernels.arithmetic import Arithmetic
 from services.config import library_switches
-from services.engine.arithmetic import choose_arithmetic
+from services.engine.arithmetic import choose_arithmetic, dtype_of
 from services.engine.check import Canary, canary_of, self_check
 from services.engine.model import Model
 from services.engine.model_config import ModelConfig
@@ -50,7 +50,7 @@ class Proofs:
 
     def __init__(self, files: ModelFiles, dtype: str, quantisation: str = "none") -> None:
         self._files = files
-        self._dtype = dtype
+        self._dtype = dtype = dtype_of(files, dtype)
         self._quantisation = quantisation
         circumstances = _circumstances(dtype, quantisation)
         self._path = files.path / FOLDER / f"{circumstances}.json" if circumstances else None
@@ -127,7 +127,7 @@ def _circumstances(dtype: str, quantisation: str) -> str:
 
 
 def _sources() -> Iterator[bytes]:
-    """Our own code that a model is computed and checked with."""
+    """Our own code that a model is computed and checked with, as it is written and as it was built."""
     for folder in (Path(kernels.__file__).parent, Path(__file__).parent):
-        for path in sorted(folder.rglob("*.py")):
+        for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.so")]):
             yield path.read_bytes()

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from kernels.quantise import round_trip
 from kvstore.codec import CODECS, BlockCodec
 from kvstore.geometry import Geometry
-from kvstore.quantise import NotFinitePage, Quantiser
+from kvstore.quantise import NotFinitePage, Quantiser, quantiser_for
 from kvstore.store import KVStore
-from schemas.blob import HEADER_BYTES, ElementType, Quantisation
+from schemas.blob import HEADER_BYTES, DamagedBlob, ElementType, Quantisation
 from schemas.errors import SetupError
 from tests.kvstore.blocks import BLOCK_TOKENS, TTL_S, empty, kv_like, quantised, refs_of
 from tests.kvstore.memory_tier import MemoryTier
@@ -132,3 +132,25 @@ def test_what_would_not_get_smaller_stops_the_start() -> None:
     identity, geometry = quantised(Quantisation.INT8)
     with pytest.raises(SetupError, match="INT8"):
         KVStore([], identity, Geometry(2, 3, 16, geometry.dtype))
+
+
+@pytest.mark.parametrize("quantisation", [Quantisation.INT8, Quantisation.INT4])
+def test_pages_that_hold_whole_numbers_are_stored_as_they_are(quantisation: Quantisation) -> None:
+    """And refused, or taken for damage, where no quantiser would have made them."""
+    geometry = Geometry(2, 3, 16, ElementType.FLOAT32, quantisation, holds_quantised=True)
+    assert geometry.page_bytes(7) == geometry.payload_bytes(7) < Geometry(2, 3, 16, ElementType.FLOAT32).page_bytes(7)
+    quantiser = quantiser_for(geometry)
+    page = np.zeros(geometry.page_bytes(7), np.uint8)
+    values, scales = geometry.values_and_scales(page, 7)
+    values[...] = 3
+    scales[...] = np.float32(0.5).reshape(1).view(np.uint8)
+    assert quantiser is not None and bytes(quantiser.pack(page.data, 7)) == page.tobytes()
+    before = page.tobytes()
+    quantiser.unpack(page.data, 7)
+    assert page.tobytes() == before
+    for bad in (np.nan, np.inf, -0.5, 3e38, 0.0):
+        scales[1, 2, 3] = np.float32(bad).reshape(1).view(np.uint8)
+        with pytest.raises(NotFinitePage):
+            quantiser.pack(page.data, 7)
+        with pytest.raises(DamagedBlob):
+            quantiser.unpack(page.data, 7)

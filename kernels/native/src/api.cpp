@@ -1,4 +1,7 @@
 // The C interface around the classes.
+#if defined(__x86_64__)
+#include "cpu.h"
+#endif
 #include "api.h"
 
 #include <atomic>
@@ -25,13 +28,9 @@ namespace {
 
 const Kernels* named(const char* name) {
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                        __builtin_cpu_supports("avx512vnni");
-    if (avx512 && (name == nullptr || std::strcmp(name, "avx512") == 0)) return &kernels_avx512;
-    if (avx2 && (name == nullptr || std::strcmp(name, "avx2") == 0)) return &kernels_avx2;
+    const Cpu machine = cpu();
+    if (machine.avx512 && (name == nullptr || std::strcmp(name, "avx512") == 0)) return &kernels_avx512;
+    if (machine.avx2 && (name == nullptr || std::strcmp(name, "avx2") == 0)) return &kernels_avx2;
 #endif
     return name == nullptr || std::strcmp(name, "portable") == 0 ? &kernels_portable : nullptr;
 }
