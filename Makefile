@@ -51,8 +51,8 @@ test: $(STAMP)
 
 # The sanitizers slow torch down too: fewer examples of each property are tried.
 sanitize: $(STAMP)
-	$(BIN)/python -m kernels.native.sanitize address,undefined -m pytest tests/kernels/native $(ARGS)
-	$(BIN)/python -m kernels.native.sanitize thread -m pytest tests/kernels/native $(ARGS)
+	$(BIN)/python -m kernels.native.sanitize address,undefined -m pytest --capture=sys tests/kernels/native $(ARGS)
+	$(BIN)/python -m kernels.native.sanitize thread -m pytest --capture=sys tests/kernels/native $(ARGS)
 
 kernels: $(STAMP)
 	$(BIN)/python -m kernels.native.build

@@ -64,7 +64,7 @@ class QuantisedWeight:
         blocks = self._in_order()
         if self.format == "Q8_0":
             return blocks[..., 2:].contiguous().view(torch.int8)
-        halves = blocks[..., -BLOCK_VALUES // 2 :]
+        halves = blocks[..., -BLOCK_VALUES // 2 :].contiguous()  # strided, the next line takes twice as long
         whole = torch.cat([halves & 15, halves >> 4], dim=-1).view(torch.int8)
         return whole - 8 if self.format == "Q4_0" else whole
 

@@ -98,11 +98,7 @@ class Quantiser:
         shape = (*values.shape[:-1], geometry.head_dim)
         floats = self._floats.take(4 * values.size * geometry.head_dim // values.shape[-1]).view(np.float32)
         floats = floats.reshape(shape)
-        if geometry.quantisation is Quantisation.INT4:
-            np.copyto(floats[..., 0::2], (values << 4).view(np.int8) >> 4)
-            np.copyto(floats[..., 1::2], values.view(np.int8) >> 4)
-        else:
-            np.copyto(floats, values.view(np.int8))
+        _spread(values, geometry.quantisation, floats)
         floats *= scales
         _from_float32(floats, geometry.dtype, np.frombuffer(buffer, _WORD[geometry.dtype]).reshape(shape))
 
@@ -163,6 +159,35 @@ def scales_of(largest: Floats, levels: np.float32) -> Floats:
     scales: Floats = np.divide(largest, levels, dtype=np.float32)
     cut: Floats = (scales.view(np.uint32) & _SCALE_BITS).view(np.float32)
     return np.where(scales < _EXACT_BELOW, scales, cut)
+
+
+def page_floats(geometry: Geometry, page: memoryview, tokens: int, out: Floats) -> None:
+    """What a page stands for: `out: [layers * 2, heads, tokens, head_dim]`, which is overwritten."""
+    if not geometry.holds_quantised:
+        _to_float32(np.frombuffer(page, _WORD[geometry.dtype]).reshape(out.shape), geometry.dtype, out)
+        return
+    values, scale_bytes = geometry.values_and_scales(np.frombuffer(page, np.uint8), tokens)
+    _spread(values, geometry.quantisation, out)
+    out *= np.ascontiguousarray(scale_bytes).view("<f4")
+
+
+def write_page(floats: Floats, dtype: ElementType, page: memoryview) -> None:
+    """`floats`, which are overwritten, rounded to a page of `dtype`. What is no number stays none."""
+    with np.errstate(over="ignore"):
+        nan = np.isnan(floats) if dtype is ElementType.BFLOAT16 else None
+        words = np.frombuffer(page, _WORD[dtype]).reshape(floats.shape)
+        _from_float32(floats, dtype, words)
+        if nan is not None:
+            words[nan] = 0x7FC0
+
+
+def _spread(values: Bytes, quantisation: Quantisation, out: Floats) -> None:
+    """The whole numbers of a payload."""
+    if quantisation is Quantisation.INT4:
+        np.copyto(out[..., 0::2], (values << 4).view(np.int8) >> 4)
+        np.copyto(out[..., 1::2], values.view(np.int8) >> 4)
+    else:
+        np.copyto(out, values.view(np.int8))
 
 
 def _to_float32(words: Array, dtype: ElementType, out: Floats) -> None:

@@ -9,7 +9,8 @@ SILENT_AFTER_S = 3.5  # no beat for this long: take it for gone
 OWNER_SILENT_AFTER_S = 8.0  # an owner's jobs are cancelled after this
 BUILD_SILENT_AFTER_S = 60.0  # a build's jobs end with build_gone after this
 
-ProcessRole = Literal["prefill", "decode", "gateway"]
+ProcessRole = Literal["prefill", "decode", "both", "gateway"]
+WORKER_ROLES: tuple[ProcessRole, ...] = ("prefill", "decode", "both")
 ProcessState = Literal["warming", "ok", "degraded", "draining", "stopped"]
 
 
@@ -36,6 +37,15 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     uptime_s: float = 0.0
     place: str = ""
     alibis: list[str] = []
+
+    def plays(self, role: ProcessRole) -> bool:
+        """Whether it does the work of `role`."""
+        return role in stages_of(self.role)
+
+
+def stages_of(role: ProcessRole) -> tuple[ProcessRole, ...]:
+    """The roles whose work a process of `role` does."""
+    return ("prefill", "decode") if role == "both" else (role,)
 
 
 beat_decoder = msgspec.json.Decoder(Beat)

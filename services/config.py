@@ -1,7 +1,8 @@
 """Every setting: small frozen groups, read once from one TOML file, the environment and the command line.
 
-Later sources win: default, file, `KVRELAY_<GROUP>_<KEY>`, command line. An unknown key, a bad value or a
-contradiction raises `SetupError` that names the key and where it came from. No other module reads the environment.
+Later sources win: default, what `kvrelay tune` kept, file, `KVRELAY_<GROUP>_<KEY>`, command line. An unknown key, a bad
+value or a contradiction raises `SetupError` that names the key and where it came from. No other module reads the
+environment.
 """
 
 import difflib
@@ -19,6 +20,7 @@ from urllib.parse import quote
 import msgspec
 
 from schemas.errors import SetupError
+from services import tuned
 from services.settings import ENV_PREFIX, KEYS, Api, Bus, Compute, Key, Kv, Scheduler, Settings, value_of
 
 __all__ = [
@@ -83,6 +85,26 @@ def read(
         sources[found.name] = found.source
     settings = msgspec.convert(groups, Settings)
     _refuse_contradictions(settings, sources)
+    return _with_tuned(Loaded(settings, sources))
+
+
+def _with_tuned(loaded: Loaded) -> Loaded:
+    """What `kvrelay tune` chose stands in for defaults, unless it goes against what was said otherwise."""
+    choice = tuned.choice_for(loaded.settings)
+    if choice is None:
+        return loaded
+    groups = msgspec.to_builtins(loaded.settings)
+    sources = dict(loaded.sources)
+    for name, value in choice.values.items():
+        if sources[name] == DEFAULT:
+            group, _, field = name.partition(".")
+            groups[group][field] = value
+            sources[name] = str(tuned.path_of(loaded.settings.kv.data_dir))
+    try:
+        settings = msgspec.convert(groups, Settings)
+        _refuse_contradictions(settings, sources)
+    except (msgspec.ValidationError, SetupError):
+        return loaded
     return Loaded(settings, sources)
 
 

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from schemas.errors import SetupError
+
 ENV_PREFIX = "KVRELAY_"
 
 
@@ -18,11 +20,24 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     model: Annotated[str, key("`smollm2`, a GGUF file, a Hugging Face folder or a Hugging Face id", min_length=1)] = (
         "smollm2"
     )
-    dtype: Annotated[Literal["bfloat16", "float32"], key("arithmetic of weights, activations and KV")] = "bfloat16"
+    dtype: Annotated[
+        Literal["auto", "int8", "bfloat16", "float32"],
+        key("arithmetic of weights, activations and KV; `auto`: `int8` for a GGUF of 4- and 8-bit weights, else "
+            "`bfloat16`"),
+    ] = "bfloat16"  # fmt: skip
+    prefill_dtype: Annotated[
+        Literal["", "auto", "int8", "bfloat16", "float32"],
+        key("arithmetic of prefill where it is another than decode's, `compute.dtype`; both make one build"),
+    ] = ""
     threads: Annotated[int, key("compute threads of a worker; 0: one for each core it owns", "threads", ge=0)] = 0
     cores: Annotated[
         str, key("cores that a worker owns, like `0,2-3`; empty: `up` shares them out", pattern=r"^(\d+(-\d+)?(,|$))*$")
     ] = ""
+    neighbours: Annotated[
+        str,
+        key("cores of other workers, used while these are idle; empty: `up` names those of its workers; `none`: none",
+            pattern=r"^(none|(\d+(-\d+)?(,|$))*)$"),
+    ] = ""  # fmt: skip
 
 
 class Scheduler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -160,6 +175,18 @@ def keys() -> Iterator[Key]:
 
 
 KEYS: dict[str, Key] = {entry.name: entry for entry in keys()}
+
+
+def parse_cores(text: str) -> list[int]:
+    """Of compute.cores and its like: `"0,2-3"` -> [0, 2, 3]. Raises `SetupError`."""
+    cores: list[int] = []
+    try:
+        for part in filter(None, text.split(",")):
+            first, dash, last = part.partition("-")
+            cores += range(int(first), int(last if dash else first) + 1)
+    except ValueError:
+        raise SetupError(f"compute.cores = {text!r} is not a list of cores like 0,2-3", param="compute.cores") from None
+    return sorted(set(cores))
 
 
 def value_of(settings: Settings, name: str) -> Any:

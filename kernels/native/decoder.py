@@ -6,7 +6,7 @@ memory once it has seen its largest pass, and gives the same bits with any numbe
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from kernels.native.library import ffi, load
+from kernels.native.sampler import fill
 from kernels.page_form import PageForm
 from kernels.paging import SpanLike
 from kernels.quantised_weight import QuantisedWeight
+from kernels.reference.sampling import Draw
 
 FORMATS = {"Q4_0": 0, "Q4_1": 1, "Q8_0": 2}
 KV_FORMATS = {"none": 0, "int8": 1, "int4": 2}
@@ -100,8 +102,19 @@ class DecoderLayer:
     k_norm: Tensor | None = None
 
 
+class Lease(Protocol):
+    """Threads for one pass; `revoked`: address of an int32 that is not 0 once the lent ones are wanted back."""
+
+    @property
+    def own(self) -> int: ...
+    @property
+    def lent(self) -> int: ...
+    @property
+    def revoked(self) -> int: ...
+
+
 class Decoder:
-    """Not thread-safe: one pass at a time. `cores[i]`: where helper thread i + 1 stays."""
+    """Not thread-safe: one pass at a time. `threads` of its own, and one more for each core that may be `lent`."""
 
     def __init__(
         self,
@@ -114,7 +127,7 @@ class Decoder:
         cos: Tensor,
         sin: Tensor,
         threads: int = 1,
-        cores: Sequence[int] = (),
+        lent: Sequence[int] = (),
     ) -> None:
         """`cos`, `sin`: [positions, head_dim] float32, the sines signed. Raises `ValueError` and `MemoryError`."""
         if reason := shape.refusal():
@@ -123,8 +136,8 @@ class Decoder:
         self.shape = shape
         self.threads = threads
         self._kept: list[Any] = [layers, embedding, norm, head, cos, sin]  # what the model points to
-        pinned = ffi.new("int32_t[]", list(cores)) if len(cores) >= threads - 1 and cores else ffi.NULL
-        made = library.kvr_model_new(ffi.new("kvr_shape *", _shape(shape)), threads, pinned)
+        total, cores = threads + len(lent), ffi.new("int32_t[]", list(lent))
+        made = library.kvr_model_new(ffi.new("kvr_shape *", _shape(shape)), total, threads, cores, len(lent))
         if made == ffi.NULL:
             raise MemoryError("no memory for a model")
         self._model = ffi.gc(made, library.kvr_model_free)
@@ -135,55 +148,83 @@ class Decoder:
         ends = (embedding.pointer, floats(norm), head.pointer, floats(cos), floats(sin))
         library.kvr_model_ends(self._model, *ends)
 
-    def logits(
-        self,
-        token_ids: Tensor,
-        spans: Sequence[SpanLike],
-        pool: Tensor,
-        page_tokens: int,
-        logit_rows: Tensor,
-        threads: int | None = None,
-    ) -> Tensor:
-        """`token_ids: [R]`, the spans' rows one after the other -> `[len(logit_rows), V] float32`.
-
-        Writes K and V of the rows to `pool`, whose pages are `PageForm`'s. The caller has checked all sizes.
-        """
-        call = Call(token_ids, spans, pool, page_tokens, logit_rows, threads or self.threads)
-        logits = torch.empty(len(logit_rows), self.shape.vocab)
-        call.fields.logits = floats(logits)
-        self.run(call)
-        return logits
-
-    def run(self, call: "Call") -> None:
-        """Raises `MemoryError`; then nothing was computed."""
-        _check(load().kvr_model_run(self._model, call.fields))
+    def run(self, call: "Call", lease: Lease | None = None) -> None:
+        """With its own threads, or those of `lease`. Raises `MemoryError`; then nothing was computed."""
+        fields = call.fields
+        fields.own_threads = lease.own if lease else self.threads
+        fields.threads = lease.own + lease.lent if lease else self.threads
+        if lease:
+            fields.revoked = ffi.cast("const int32_t *", lease.revoked)
+        _check(load().kvr_model_run(self._model, fields))
 
 
 class Call:
-    """The arguments of one pass, in memory that C++ can read. `fields` is the `kvr_pass`."""
+    """The arguments of one pass, in memory that C++ can read. `fields` is the `kvr_pass`.
+
+    K and V of the rows go to `pool`, whose pages are `PageForm`'s. `logit_rows` ascend. Whoever makes a call has
+    checked all sizes: C++ checks none.
+    """
 
     def __init__(
         self,
-        token_ids: Tensor,
+        token_ids: Sequence[int] | Tensor,
         spans: Sequence[SpanLike],
         pool: Tensor,
         page_tokens: int,
-        logit_rows: Tensor,
-        threads: int,
+        logit_rows: Sequence[int] | Tensor,
     ) -> None:
         table = np.array([(span.start, span.rows, len(span.pages)) for span in spans], dtype=np.int32).reshape(-1, 3).T
         starts, rows, counts = np.ascontiguousarray(table)
         offsets = (np.cumsum(counts) - counts).astype(np.int32)
         pages = np.fromiter((page for span in spans for page in span.pages), dtype=np.int32)
-        ids = token_ids.to(torch.int32).numpy()
-        wanted = logit_rows.to(torch.int32).numpy()
-        self._kept = [starts, rows, offsets, pages, ids, wanted, pool]
+        ids, wanted = np.asarray(token_ids, dtype=np.int32), np.asarray(logit_rows, dtype=np.int32)
+        self._kept: list[Any] = [starts, rows, offsets, pages, ids, wanted, pool]
         self.fields = fields = ffi.new("kvr_pass *")
-        fields.rows, fields.spans, fields.num_logits = len(ids), len(spans), len(wanted)
-        fields.threads, fields.page_tokens = threads, page_tokens
+        fields.rows, fields.spans, fields.num_logits, fields.page_tokens = (
+            len(ids),
+            len(spans),
+            len(wanted),
+            page_tokens,
+        )
         fields.token_ids, fields.span_start, fields.span_rows = ints(ids), ints(starts), ints(rows)
         fields.span_pages, fields.pages, fields.logit_rows = ints(offsets), ints(pages), ints(wanted)
         fields.pool = ffi.cast("uint8_t *", pool.data_ptr())
+
+    def check(self, vocab: int) -> None:
+        """Raises `ValueError` for an id or a row that is none."""
+        ids, wanted = self._kept[4], self._kept[5]
+        if ids.min() < 0 or ids.max() >= vocab:
+            raise ValueError(f"token ids from {ids.min()} to {ids.max()}, the vocabulary has {vocab}")
+        if len(wanted) and (wanted.min() < 0 or wanted.max() >= len(ids)):
+            raise ValueError(f"logits of rows {wanted.min()} to {wanted.max()} of {len(ids)}")
+
+    def ask_logits(self, vocab: int) -> Tensor:
+        """Where they will be: `[logit rows, V] float32`."""
+        logits = torch.empty(self.fields.num_logits, vocab)
+        self._kept.append(logits)
+        self.fields.logits = floats(logits)
+        return logits
+
+    def ask_finite(self) -> npt.NDArray[np.bool_]:
+        """Where it will be said of each row whether its K and V are numbers: `[R]`."""
+        finite = np.empty(self.fields.rows, dtype=np.bool_)
+        self._kept.append(finite)
+        self.fields.finite = ffi.cast("uint8_t *", finite.ctypes.data)
+        return finite
+
+    def ask_draws(self, draws: Sequence[tuple[int, Draw]]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
+        """`draws`: which of the logit rows, and how. Where ids and statuses will be (not 0: not finite)."""
+        origin = np.array([index for index, _ in draws], dtype=np.int32)
+        params = ffi.new("kvr_sampling[]", len(draws))
+        for number, (_, draw) in enumerate(draws):
+            fill(params[number], draw)
+        ids, status = np.empty(len(draws), dtype=np.uint32), np.empty(len(draws), dtype=np.uint8)
+        self._kept += [origin, params, ids, status]
+        fields = self.fields
+        fields.num_draws, fields.draw_from, fields.draws = len(draws), ints(origin), params
+        fields.sampled = ffi.cast("uint32_t *", ids.ctypes.data)
+        fields.status = ffi.cast("uint8_t *", status.ctypes.data)
+        return ids, status
 
 
 def attend(
@@ -192,7 +233,8 @@ def attend(
     """Attention alone: `kernels.reference.int8.attend`."""
     rows, heads, dim = queries.shape
     shape = DecoderShape(form.layers, 32, 32, heads, form.kv_heads, dim, 16, 1, 0.0, form.quantisation)
-    call = Call(torch.zeros(rows, dtype=torch.int32), spans, pool, form.page_tokens, torch.zeros(0), threads)
+    call = Call([0] * rows, spans, pool, form.page_tokens, [])
+    call.fields.threads = threads
     queries = queries.contiguous()
     out = torch.empty(rows, heads * dim)
     c_shape = ffi.new("kvr_shape *", _shape(shape))

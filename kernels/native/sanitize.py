@@ -14,7 +14,7 @@ from kernels.native.build import SANITIZERS, CannotBuild, find_compiler, sanitiz
 RUNTIMES = {"address,undefined": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",)}
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:abort_on_error=1",
-    "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+    "UBSAN_OPTIONS": "halt_on_error=1",
     "TSAN_OPTIONS": "ignore_noninstrumented_modules=1:halt_on_error=1:report_signal_unsafe=0",
 }
 

@@ -98,14 +98,14 @@ class BeatTable:
         return self._now_s() - self._started_s
 
     def alive(self, role: ProcessRole | None = None, model: str | None = None, build: str | None = None) -> list[Beat]:
-        """The last beats of the processes that are alive, of this role, model and build where given."""
+        """The last beats of the processes that are alive: who do the work of `role`, of this model, of this build."""
         now = self._now_s()
         return [
             seen.beat
             for seen in self._seen.values()
             if now - seen.at_s <= SILENT_AFTER_S
             and seen.beat.state != "stopped"
-            and role in (None, seen.beat.role)
+            and (role is None or seen.beat.plays(role))
             and model in (None, seen.beat.model)
             and build in (None, seen.beat.build)
         ]
@@ -131,7 +131,7 @@ class BeatTable:
         of_build = [
             seen.at_s
             for seen in self._seen.values()
-            if (seen.beat.role, seen.beat.model, seen.beat.build) == ("decode", model, build)
+            if seen.beat.plays("decode") and (seen.beat.model, seen.beat.build) == (model, build)
         ]
         return self._now_s() - max([self._started_s, *of_build])
 

@@ -9,14 +9,26 @@ from pathlib import Path
 import click
 import msgspec
 
-from schemas.errors import SetupError
+from schemas.job import Sampling
+from services.cli import bench_decode, bench_load
+from services.cli.bench_options import by_peer, sizes_of
 from services.cli.options import with_settings
-from services.config import Settings
+from services.config import Settings, to_env
+from services.settings import parse_cores
 from services.supervisor import cores
 from services.supervisor.valkey import ValkeyServer
 
 # services.bench.store.SECTIONS, without importing it
 STORE_SECTIONS = ["eviction", "dedupe", "lookup", "tiers", "codecs", "merges"]
+# services.bench.peer.PEERS, likewise
+PEERS = ["llamacpp", "vllm", "hf"]
+
+_ENGINE_EPILOG = """\b
+Examples:
+  kvrelay bench engine --peer llamacpp --peer vllm --rounds 5
+  kvrelay bench engine --peer llamacpp --peer-python /opt/llama/bin/python --threads 1 --batch 1
+  kvrelay bench engine --temperature 1 --top-p 0.9 --roofline
+"""
 
 _STORE_EPILOG = """\b
 Examples:
@@ -32,19 +44,58 @@ def bench() -> None:
     """Measure this machine."""
 
 
-@bench.command()
+@bench.command(epilog=_ENGINE_EPILOG)
 @with_settings("compute.model", "compute.dtype", "compute.threads", "kv.data_dir")
 @click.option("--batch", "batches", default="1,4,8,16", show_default=True, help="Batch sizes, comma-separated.")
 @click.option("--ctx", type=click.IntRange(16), default=512, show_default=True, help="Prompt tokens a sequence.")
-@click.option("--steps", type=click.IntRange(1), default=64, show_default=True, help="Decode steps measured.")
-def engine(settings: Settings, batches: str, ctx: int, steps: int) -> None:
-    """The bare engine, without queue and store: prefill and decode tokens/s, one JSON line a batch size."""
-    sizes = _sizes(batches, "--batch")
-    cores.own(settings.compute.cores)
-    from services.bench.engine import run
+@click.option("--steps", type=click.IntRange(1), default=64, show_default=True, help="Decode steps a round.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Rounds; medians are printed.")
+@click.option("--peer", "peers", type=click.Choice(PEERS), multiple=True, help="Another engine, in turns with ours.")
+@click.option("--peer-python", "pythons", multiple=True, metavar="[PEER=]PATH", help="Its Python  [.peers/<peer>/...].")
+@click.option("--peer-model", "models", multiple=True, metavar="[PEER=]PATH", help="The same weights in its form.")
+@click.option("--temperature", type=click.FloatRange(0.0), default=0.0, show_default=True, help="Of our sampling.")
+@click.option("--top-p", type=click.FloatRange(0.0, 1.0), default=1.0, show_default=True, help="Of our sampling.")
+@click.option("--roofline", is_flag=True, help="Also what part of the memory's read rate a step reaches.")
+def engine(
+    settings: Settings,
+    batches: str,
+    ctx: int,
+    steps: int,
+    rounds: int,
+    peers: tuple[str, ...],
+    pythons: tuple[str, ...],
+    models: tuple[str, ...],
+    temperature: float,
+    top_p: float,
+    roofline: bool,
+) -> None:
+    """The bare engine, without queue and store: prefill and decode tokens/s, one JSON line a batch size.
 
-    threads = settings.compute.threads or len(cores.usable())
-    for line in run(settings, sizes, ctx, threads, steps):
+    With --peer, another engine computes the same in turns with ours, on the same cores with as many threads, in a
+    process of its own that sleeps meanwhile; the ratios are ours over theirs.
+    """
+    sizes = sizes_of(batches, "--batch")
+    cores.own(settings.compute.cores)
+    usable = cores.usable()
+    threads = settings.compute.threads or len(usable)
+    cores.own(",".join(map(str, usable[:threads])))
+    from services.bench.engine import Asked, run
+
+    of_python, of_model = by_peer(pythons, peers, "--peer-python"), by_peer(models, peers, "--peer-model")
+    places = [(name, of_python.get(name, ""), of_model.get(name, "")) for name in peers]
+    asked = Asked(
+        batches=sizes,
+        ctx_tokens=ctx,
+        num_steps=steps,
+        threads=threads,
+        cores=usable[:threads],
+        rounds=rounds,
+        sampling=Sampling(temperature=temperature, top_p=top_p),
+        has_roofline=roofline,
+        places=places,
+        env=to_env(settings),
+    )
+    for line in run(settings, asked):
         click.echo(json.dumps(line))
 
 
@@ -60,7 +111,7 @@ def pipeline(settings: Settings, prompt: int, tokens: int, rounds: int) -> None:
     with borrowed_pipeline.pipeline(settings) as (_, nats_url):
         from services.bench.pipeline import run
 
-        decode_cores = cores.parse(cores.share(cores.usable(), 2)[1])
+        decode_cores = parse_cores(cores.share(cores.usable(), 2)[1])
         threads = settings.compute.threads or len(decode_cores)
         for line in run(settings, nats_url, decode_cores, threads, prompt, tokens, rounds):
             click.echo(json.dumps(line))
@@ -91,7 +142,7 @@ def edit(settings: Settings, prompt: int, turn: int, rounds: int) -> None:
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Rounds measured.")
 def queue(settings: Settings, queued: str, jobs: int, rounds: int) -> None:
     """Publishing and pulling behind so many waiting jobs, beside a queue with few, on brokers of its own."""
-    depths = _sizes(queued, "--queued")
+    depths = sizes_of(queued, "--queued")
     from services.bench.queue import run
 
     for line in run(settings, depths, jobs, rounds):
@@ -113,7 +164,7 @@ def store(
 
     Limits stand beside what was measured, as min_... and max_...; without SECTIONS, all of them run.
     """
-    sizes, counts = _sizes(blocks, "--blocks"), _sizes(stored, "--stored")
+    sizes, counts = sizes_of(blocks, "--blocks"), sizes_of(stored, "--stored")
     from services.bench.store import Asked, run
 
     with _some_redis(settings, sections) as redis_url:
@@ -138,11 +189,12 @@ def _some_redis(settings: Settings, sections: tuple[str, ...]) -> Iterator[str]:
                 server.stop()
 
 
-def _sizes(text: str, option: str) -> list[int]:
-    try:
-        sizes = [int(part) for part in text.split(",")]
-    except ValueError:
-        sizes = []
-    if not sizes or min(sizes) < 1:
-        raise SetupError(f"{option} {text!r} is not a list of sizes like 1,4,8")
-    return sizes
+for _command in (
+    bench_decode.shared_prefix,
+    bench_decode.kv_forms,
+    bench_decode.quality,
+    bench_load.gap,
+    bench_load.warm,
+    bench_load.memory,
+):
+    bench.add_command(_command)

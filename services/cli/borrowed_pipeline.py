@@ -17,15 +17,18 @@ _STOP_TIMEOUT_S = 60.0
 
 
 @contextlib.contextmanager
-def pipeline(settings: Settings) -> Iterator[tuple[str, str]]:
-    """(http url, nats url) of the pipeline that runs on the data folder, or of one that lives as long as the block."""
+def pipeline(settings: Settings, *arguments: str) -> Iterator[tuple[str, str]]:
+    """(http url, nats url) of the pipeline that runs on the data folder, or of one that lives as long as the block.
+
+    `arguments`: of `kvrelay up`, for the latter.
+    """
     running = runtime_file.read(settings.kv.data_dir)
     if running is not None:
         click.echo(f"asking the pipeline that runs here already: {running.http} {running.nats}")
         yield running.http, running.nats
         return
     quiet = msgspec.structs.replace(settings.api, port=0, metrics_port=-1, log_level="warning")
-    command = [*tethered(), sys.executable, "-P", "-m", "services.cli.main", "up"]
+    command = [*tethered(), sys.executable, "-P", "-m", "services.cli.main", "up", *arguments]
     env = to_env(msgspec.structs.replace(settings, api=quiet))
     click.echo("starting a pipeline ...", err=True)
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, encoding="utf-8") as up:

@@ -13,6 +13,7 @@ from schemas.errors import SetupError
 from services.bus.server import find_binary
 from services.cli.shadowed import shadowed_packages
 from services.config import Settings
+from services.settings import parse_cores
 from services.supervisor import cores, ports, runtime_file
 
 Verdict = Literal["ok", "note", "missing"]
@@ -90,7 +91,7 @@ def _nats(settings: Settings) -> Iterator[Finding]:
 
 
 def _cores(settings: Settings) -> Iterator[Finding]:
-    have = cores.parse(settings.compute.cores) or cores.usable()
+    have = parse_cores(settings.compute.cores) or cores.usable()
     remedy = "with one core the two workers take turns; two or more are better"
     yield Finding("ok" if len(have) > 1 else "note", "cores", f"{len(have)} usable", remedy)
 

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator
 
-from schemas.beat import BEAT_INTERVAL_S, Beat
+from schemas.beat import BEAT_INTERVAL_S, WORKER_ROLES, Beat
 from services.bus.beats import BeatTable
 from services.bus.connection import Bus
 
@@ -24,6 +24,6 @@ async def listening(url: str) -> AsyncIterator[tuple[Bus, BeatTable]]:
 
 
 def workers(beats: BeatTable) -> list[Beat]:
-    """Prefill and decode workers, by model, role and name."""
-    live = [beat for beat in beats.alive() if beat.role in ("prefill", "decode")]
+    """All workers, by model, role and name."""
+    live = [beat for beat in beats.alive() if beat.role in WORKER_ROLES]
     return sorted(live, key=lambda beat: (beat.model, beat.role, beat.process))

@@ -13,6 +13,7 @@ from services.cli.shadowed import warn_of_shadowed_packages
 
 _COMMANDS = {
     "up": "services.cli.up:up",
+    "worker": "services.cli.roles:worker",
     "prefill": "services.cli.roles:prefill",
     "decode": "services.cli.roles:decode",
     "gateway": "services.cli.roles:gateway",
@@ -27,6 +28,7 @@ _COMMANDS = {
     "model": "services.cli.model:model",
     "config": "services.cli.show_config:config",
     "doctor": "services.cli.doctor:doctor",
+    "tune": "services.cli.tune:tune",
     "bench": "services.cli.bench:bench",
     "demo": "services.cli.demo:demo",
 }
@@ -35,6 +37,7 @@ _EPILOG = """\b
 Examples:
   kvrelay up                                 everything here: NATS, a prefill and a decode worker, HTTP
   kvrelay up --prefill 2 --decode 2 --port 0
+  kvrelay up --both 1                        one worker for both stages
   kvrelay generate "What is the capital of France?"
   kvrelay generate --raw --json --max-tokens 20 "Here is the English alphabet: ABC"
   kvrelay chat
@@ -45,6 +48,7 @@ Examples:
   kvrelay workers                            who works, and on what
   kvrelay drain decode-4711-1f2e3d4c         let a worker leave; its jobs go on elsewhere
   kvrelay restart                            replace all workers, without a gap
+  kvrelay tune                               measure the scheduler's settings here, and keep the best
   kvrelay config show                        every setting, and where it comes from
   kvrelay doctor                             what is missing here, and how to get it
 """

@@ -16,7 +16,7 @@ _OPTIONS: dict[str, tuple[str, str, Any]] = {
     "kv.data_dir": ("--data", "FOLDER", click.Path(file_okay=False)),
     "kv.redis_url": ("--redis", "URL", str),
     "compute.model": ("--model", "NAME", str),
-    "compute.dtype": ("--dtype", "NAME", click.Choice(["bfloat16", "float32"])),
+    "compute.dtype": ("--dtype", "NAME", click.Choice(["auto", "int8", "bfloat16", "float32"])),
     "compute.threads": ("--threads", "N", int),
     "api.host": ("--host", "ADDRESS", str),
     "api.port": ("--port", "N", int),

@@ -1,6 +1,8 @@
-"""One process of the pipeline each: a prefill worker, a decode worker, the gateway."""
+"""One process of the pipeline each: a worker, the gateway."""
 
 import sys
+from importlib import import_module
+from typing import NoReturn, Protocol
 
 import click
 
@@ -9,7 +11,12 @@ from services.cli.options import rolling_option, with_settings
 from services.config import Settings
 from services.supervisor import cores
 
+_MAINS = {"prefill": "services.prefill.main", "decode": "services.decode.main", "both": "services.both.main"}
 _WORKER = ("bus.url", "kv.data_dir", "kv.redis_url", "compute.model", "compute.dtype", "compute.threads")
+
+
+class Main(Protocol):
+    def __call__(self, settings: Settings, bus_url: str, *, rolling: bool) -> int: ...
 
 
 def _bus_url(settings: Settings) -> str:
@@ -24,13 +31,21 @@ def _bus_url(settings: Settings) -> str:
 @click.command()
 @with_settings(*_WORKER)
 @rolling_option
+@click.option("--role", type=click.Choice(list(_MAINS)), required=True)
+def worker(settings: Settings, rolling: bool, role: str) -> None:
+    """Run one worker: `prefill`, `decode`, or `both` stages on one engine.
+
+    One that does both takes the least memory and needs no other; long prompts hold up the answers beside them.
+    """
+    _run(role, settings, rolling)
+
+
+@click.command()
+@with_settings(*_WORKER)
+@rolling_option
 def prefill(settings: Settings, rolling: bool) -> None:
     """Run one prefill worker: prompts to KV blocks and first tokens."""
-    url = _bus_url(settings)
-    cores.own(settings.compute.cores)  # before torch makes its thread pool
-    from services.prefill.main import run
-
-    sys.exit(run(settings, url, rolling=rolling))
+    _run("prefill", settings, rolling)
 
 
 @click.command()
@@ -38,11 +53,14 @@ def prefill(settings: Settings, rolling: bool) -> None:
 @rolling_option
 def decode(settings: Settings, rolling: bool) -> None:
     """Run one decode worker: stored blocks to streams of tokens."""
-    url = _bus_url(settings)
-    cores.own(settings.compute.cores)
-    from services.decode.main import run
+    _run("decode", settings, rolling)
 
-    sys.exit(run(settings, url, rolling=rolling))
+
+def _run(role: str, settings: Settings, rolling: bool) -> NoReturn:
+    url = _bus_url(settings)
+    cores.own(settings.compute.cores)  # before torch makes its thread pool
+    main: Main = import_module(_MAINS[role]).run
+    sys.exit(main(settings, url, rolling=rolling))
 
 
 @click.command()

@@ -3,6 +3,7 @@
 import time
 
 from schemas.handoff import Handoff
+from services.decode.chain import Chain
 from services.engine.blocks import Restored
 from services.engine.choice import Choice
 from services.engine.drafter import Drafter
@@ -24,10 +25,11 @@ class Generation:
     Its maker sets the sequence's `on_computed` and `is_paused`, and takes the sequence out of the batch at last.
     """
 
-    def __init__(self, runtime: Runtime, handoff: Handoff, choice: Choice, restored: Restored) -> None:
+    def __init__(self, runtime: Runtime, handoff: Handoff, chain: Chain, choice: Choice, restored: Restored) -> None:
         self.choice = choice
         self.last_token_s = time.monotonic()
-        self.saver = Saver(runtime.blocks, runtime.pool, handoff.tenant, handoff.salt, restored.used_at)
+        self.saver = Saver(runtime.blocks, runtime.pool, chain.names, restored.used_at)
+        self._first_row = chain.first_row
         self._handoff = handoff
         self._pool = runtime.pool
         self._sampler = self._fresh_sampler()
@@ -44,13 +46,14 @@ class Generation:
         if runtime.settings.scheduler.speculate == "lookup":
             self._guess()
         mode = runtime.settings.kv.store_generated
-        self._is_stored = mode == "always" or (mode == "conversation" and handoff.conversation)
+        # Under an arithmetic of its own decode goes on from its own blocks alone.
+        self._is_stored = mode == "always" or chain.first_row > 0 or (mode == "conversation" and handoff.conversation)
         self.sequence.on_block_full = self._on_block_full
 
     def recheck(self, num_published: int, *, at_least_one: bool) -> None:
         """Compares those of the last block of published tokens whose rows are computed here anyway.
 
-        With `at_least_one`, what was restored is given up as far as that takes.
+        With `at_least_one`, what was restored is given up as far as that takes, and as it can be computed here.
         """
         if num_published == 0:
             return
@@ -86,11 +89,12 @@ class Generation:
 
     def _forget_last_row(self) -> None:
         """A full block is given up whole: its page may be shared, and nobody writes to it again."""
-        sequence = self.sequence
-        if sequence.num_computed % self._pool.block_tokens:
-            sequence.num_computed -= 1
-        else:
-            sequence.num_computed -= self._pool.block_tokens
+        sequence, block_tokens = self.sequence, self._pool.block_tokens
+        num_rows = 1 if sequence.num_computed % block_tokens else block_tokens
+        if sequence.num_computed - num_rows < self._first_row:
+            return
+        sequence.num_computed -= num_rows
+        if num_rows == block_tokens:
             self._pool.release([sequence.pages.pop()])
 
     def _fresh_sampler(self) -> Sampler:

@@ -5,10 +5,11 @@ import contextlib
 import time
 from typing import NamedTuple
 
-from schemas.errors import ClaimLost, HandedBack, InvalidRequest
+from schemas.errors import ClaimLost, HandedBack, InvalidRequest, KvUnavailable
 from schemas.handoff import Handoff, handed_on, start_event
 from schemas.subjects import Stage
 from services import telemetry
+from services.decode.chain import chain_of
 from services.decode.generation import Generation
 from services.engine.batch import Batch
 from services.engine.blocks import Lookup, Restored
@@ -50,6 +51,7 @@ class DecodeJob:
         self._permit = permit
         self._handoff = handoff = taken.handoff
         self._lookup = taken.lookup
+        self._chain = chain_of(runtime, handoff)
         self._handing_back = handing_back
         self._stream = JobStream(run.put, runtime.text, handoff.sampling, run.history)
         self._generations: list[Generation] = []
@@ -88,14 +90,20 @@ class DecodeJob:
 
     async def _merge(self, live: list[Choice]) -> bool:
         """Restores each choice's known tokens into pages; False when prefill should rebuild them first."""
-        handoff, blocks = self._handoff, self._runtime.blocks
-        budget = blocks.fetch_budget(len(handoff.prompt_token_ids))
+        handoff, blocks, chain = self._handoff, self._runtime.prompt_blocks, self._chain
+        budget = blocks.fetch_budget(None if chain.first_row else len(handoff.prompt_token_ids))
         for choice in live:
             known = handoff.prompt_token_ids + choice.token_ids
             with telemetry.span("decode.merge", choice=choice.number):
-                refs = blocks.refs(handoff.tenant, handoff.salt, known[:-1])
-                restored = await blocks.restore(refs, budget, self._lookup)
+                restored = await chain.restore(known[:-1], budget, self._lookup)
             self._generations.append(self._generation(choice, restored))
+        if min(generation.sequence.num_computed for generation in self._generations) < chain.first_row:
+            telemetry.failed_loads.add()
+            if handoff.reworked:
+                raise KvUnavailable("the prompt's blocks are lost, and decode of this build cannot compute them")
+            return False
+        if chain.first_row:
+            return True  # any number of its own tokens
         missing = max(generation.sequence.num_missing for generation in self._generations)
         expected = handoff.stored_blocks == self._runtime.pages_for(len(handoff.prompt_token_ids))
         if missing - 1 > self._runtime.pool.block_tokens and expected:
@@ -104,7 +112,7 @@ class DecodeJob:
         return True
 
     def _generation(self, choice: Choice, restored: Restored) -> Generation:
-        generation = Generation(self._runtime, self._handoff, choice, restored)
+        generation = Generation(self._runtime, self._handoff, self._chain, choice, restored)
         generation.sequence.is_paused = self._is_congested
         generation.sequence.on_computed = lambda outcome: self._on_computed(generation, outcome)
         num_published = len(self._run.history.tokens.get(choice.number, []))

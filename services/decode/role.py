@@ -10,6 +10,8 @@ from schemas.subjects import Stage
 from services.bus.beats import BeatTable
 from services.bus.delivery import Delivery
 from services.decode.job import DecodeJob, Prepared
+from services.engine.batch import Batch
+from services.settings import Scheduler
 from services.worker.address import Address
 from services.worker.handoff import read_handoff
 from services.worker.room import Permit
@@ -24,15 +26,18 @@ class DecodeRole:
     stages: tuple[Stage, ...] = (Stage.DECODE,)
     feeds: ProcessRole | None = None
 
-    def __init__(self, runtime: Runtime, beats: BeatTable) -> None:
+    def __init__(self, runtime: Runtime, beats: BeatTable, batch: Batch | None = None) -> None:
+        """`batch`: one that is shared with another stage."""
         # Known tokens that are missing here are run through at most a block a step, and beside others less.
         block_tokens, scheduler = runtime.pool.block_tokens, runtime.settings.scheduler
-        self.batch = runtime.batch(
-            chunk_tokens=block_tokens,
-            token_budget=scheduler.max_sequences + block_tokens,
-            slice_s=SLICE_S,
-            max_draft=scheduler.max_proposals if scheduler.speculate == "lookup" else 0,
-        )
+        if batch is None:
+            batch = runtime.batch(
+                chunk_tokens=block_tokens,
+                token_budget=scheduler.max_sequences + block_tokens,
+                slice_s=SLICE_S,
+                max_draft=max_draft(scheduler),
+            )
+        self.batch = batch
         self._runtime = runtime
         self._handing_back = asyncio.Event()
 
@@ -44,7 +49,7 @@ class DecodeRole:
         """Reads the hand-off, and begins to look its prompt's blocks up."""
         await asyncio.sleep(0)  # the request for the history goes out before
         handoff = self._read(delivery)
-        blocks = self._runtime.blocks
+        blocks = self._runtime.prompt_blocks
         return Prepared(handoff, blocks.look_up(blocks.refs(handoff.tenant, handoff.salt, handoff.prompt_token_ids)))
 
     def expect(self, run: JobRun) -> None:
@@ -76,3 +81,8 @@ class DecodeRole:
         """Its deadlines and its owner count from now on."""
         run.watch_owner(handoff.owner, handoff.on_disconnect)
         run.set_deadline(handoff.timeout_left_s, None if run.history.tokens else handoff.ttft_left_s)
+
+
+def max_draft(scheduler: Scheduler) -> int:
+    """Guesses of a sequence that a step may try."""
+    return scheduler.max_proposals if scheduler.speculate == "lookup" else 0

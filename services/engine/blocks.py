@@ -14,13 +14,13 @@ from collections.abc import Sequence as Seq
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from kvstore.keys import BlockRef, Identity, chain_refs
+from kvstore.patience import Patience
 from kvstore.shared_prefix import SharedPrefixes
-from kvstore.store import KVStore
 from services.engine.flights import Flight, Flights
 from services.engine.interest import Bytes, Interest
 from services.engine.pages import PagePool
@@ -35,6 +35,29 @@ FEW_READS = 4
 MIN_FETCH_S = 0.1  # a machine that is busy may take that long for anything
 
 T = TypeVar("T")
+
+
+class BlockStore(Protocol):
+    """What of `KVStore` is used here."""
+
+    def lookup(self, refs: Seq[BlockRef]) -> int: ...
+
+    def renew(
+        self, refs: Seq[BlockRef], ttl_s: float, *, used_at: float | None = None, reused: bool = False
+    ) -> int: ...
+
+    def load(self, ref: BlockRef, into: memoryview, patience: Patience | None = None) -> bool: ...
+
+    def save(
+        self,
+        ref: BlockRef,
+        page: memoryview,
+        ttl_s: float,
+        *,
+        used_at: float | None = None,
+        everywhere: bool = True,
+        quickly: bool = False,
+    ) -> bool: ...
 
 
 class Restored(NamedTuple):
@@ -66,7 +89,7 @@ class Blocks:
 
     def __init__(
         self,
-        store: KVStore,
+        store: BlockStore,
         identity: Identity,
         pool: PagePool,
         executor: Executor,

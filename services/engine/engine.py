@@ -6,52 +6,29 @@ Knows nothing of jobs, batching policy, text or the queue. A pass is a list of `
 
 import asyncio
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
-from kernels.sampling import Draw, Row
 from schemas.errors import NotFinite
+from services.engine.lease import Cores
 from services.engine.model import Model, Span
 from services.engine.pages import PagePool
 from services.engine.rate import Rate
 from services.engine.recheck import Recheck
 from services.engine.sampler import Sampled, Sampler, not_finite
 from services.engine.step_cost import StepCost
+from services.engine.stepper import Found, Passed, Stepper, Wanted
 
 MIN_PREFILL_ROWS = 16
 
-
-class Wanted(NamedTuple):
-    """Of row `row` of a pass: the token that `draw` chooses, or the logits if that is None."""
-
-    row: int
-    draw: Draw | None
-
-
-Found = int | Row | None
-"""An id, None where the logits are not finite, or the logits `[V] float32`."""
-
-
-class Passed(NamedTuple):
-    """What a pass gave. `found`: for each `Wanted`. `finite`: `[R] bool`, the rows whose K and V are numbers."""
-
-    found: list[Found]
-    finite: npt.NDArray[np.bool_]
-
-
-@runtime_checkable
-class Stepper(Protocol):
-    """A model that samples in the same call, so that logits need not leave it."""
-
-    def step(self, token_ids: Seq[int], spans: Seq[Span], pool: Tensor, wanted: Seq[Wanted]) -> Passed:
-        """Computes the rows as `Model.forward` does. `wanted`: rows ascending, one may be asked for several times."""
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -101,10 +78,14 @@ Outcome = list[Sampled] | NotFinite
 class Engine:
     """Owns the model's thread; closing it waits for the pass under way."""
 
-    def __init__(self, model: Model, pool: PagePool) -> None:
+    def __init__(self, model: Model, pool: PagePool, cores: Cores | None = None) -> None:
+        """`cores`: asked before each pass how many threads it may have; None: always the model's own."""
+        self._cores = cores
         self.model = model
         self.pool = pool
+        self.num_passes = 0
         self.prefill_rate = Rate()  # tokens a second, in passes of at least `MIN_PREFILL_ROWS`
+        self.sampling_s = 0.0  # of all passes so far, what choosing tokens took
         self.step_cost = StepCost()
         self._stepper = model if isinstance(model, Stepper) else None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
@@ -113,22 +94,38 @@ class Engine:
         """One pass. An outcome is the sampled tokens, or the error that concerns this `Work` alone."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.run_now, works)
 
+    async def between_passes(self, call: Callable[[], T]) -> T:
+        """Of what uses the model beside its passes."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
     def run_now(self, works: Seq[Work]) -> list[Outcome]:
         """The same on the calling thread."""
+        if self._cores is None:
+            return self._run(works)
+        self.model.use_threads(self._cores.begin())
+        try:
+            return self._run(works)
+        finally:
+            self._cores.end()
+
+    def _run(self, works: Seq[Work]) -> list[Outcome]:
         token_ids: list[int] = []
         wanted: list[list[Wanted]] = []
         for work in works:
             wanted.append(work.wanted(len(token_ids)))
             token_ids += (*work.token_ids, *work.draft)
         spans = [Span(work.start, work.num_rows, work.pages) for work in works]
+        self.num_passes += 1
         began_s = time.perf_counter()
         found, finite = self._pass(token_ids, spans, [want for wants in wanted for want in wants])
         self._note_time(len(token_ids), time.perf_counter() - began_s)
+        computed_s = time.perf_counter()
         answers, row, outcomes = iter(found), 0, []
         for work, wants in zip(works, wanted, strict=True):
             own = finite[row : row + work.num_rows]
             outcomes.append(_outcome(work, list(islice(answers, len(wants))), own))
             row += work.num_rows
+        self.sampling_s += time.perf_counter() - computed_s
         return outcomes
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernels.arithmetic import Arithmetic
 from kernels.page_form import PageForm
+from services.engine.lease import Lease
 from services.engine.model_config import ModelConfig
 
 __all__ = ["Files", "Model", "ModelConfig", "Span"]
@@ -45,9 +46,16 @@ class Files(Protocol):
 class Model(ABC):
     """Not thread-safe: one pass at a time."""
 
+    borrows = False  # whether a core that is lent for a pass can be given back before it is over
+    weight_bytes = 0  # that a step reads; 0: not known
+
     def __init__(self, config: ModelConfig, arithmetic: Arithmetic) -> None:
         self.config = config
         self.arithmetic = arithmetic
+
+    def use_threads(self, lease: Lease) -> None:
+        """Of the next pass. Without `borrows`, threads stay as they are."""
+        return None
 
     @abstractmethod
     def forward(
@@ -66,10 +74,12 @@ class Model(ABC):
         other.arithmetic = arithmetic
         return other
 
-    def page_form(self, page_tokens: int) -> PageForm:
-        """Of this model's pages of so many tokens, a multiple of 16."""
+    def page_form(self, page_tokens: int, arithmetic: Arithmetic | None = None) -> PageForm:
+        """Of this model's pages of so many tokens, a multiple of 16; of those of another `arithmetic`, if given."""
         config = self.config
-        return self.arithmetic.page_form(config.num_layers, config.num_kv_heads, page_tokens, config.head_dim)
+        return (arithmetic or self.arithmetic).page_form(
+            config.num_layers, config.num_kv_heads, page_tokens, config.head_dim
+        )
 
     @property
     def kv_bytes_per_token(self) -> int:

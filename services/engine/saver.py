@@ -18,15 +18,16 @@ from services.engine.sequence import Sequence
 
 RENEW_AFTER_S = LEASE_S / 2
 
+Names = Callable[[list[int]], list[BlockRef]]
+
 
 class Saver:
-    """`used_at`: since when the blocks that the sequence began with count as used."""
+    """`names`: the blocks of some tokens. `used_at`: since when those that the sequence began with count as used."""
 
-    def __init__(self, blocks: Blocks, pool: PagePool, tenant: str, salt: str, used_at: float = 0.0) -> None:
+    def __init__(self, blocks: Blocks, pool: PagePool, names: Names, used_at: float = 0.0) -> None:
         self._blocks = blocks
         self._pool = pool
-        self._tenant = tenant
-        self._salt = salt
+        self._names = names
         self._used_at = used_at
         self._renewal: asyncio.Task[None] | None = None
         self._saves: dict[int, asyncio.Task[bool]] = {}
@@ -63,7 +64,7 @@ class Saver:
         return count
 
     def _refs(self, sequence: Sequence, num_tokens: int) -> list[BlockRef]:
-        return self._blocks.refs(self._tenant, self._salt, sequence.token_ids[:num_tokens])
+        return self._names(sequence.token_ids[:num_tokens])
 
     def _start(self, refs: list[BlockRef], page: int, quickly: bool) -> None:
         """Saves the last of `refs`."""

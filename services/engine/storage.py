@@ -3,6 +3,7 @@
 from concurrent.futures import Executor
 from pathlib import Path
 
+from kernels.arithmetic import Arithmetic
 from kvstore.codec import codec_named
 from kvstore.geometry import Geometry
 from kvstore.guarded import GuardedTier
@@ -18,24 +19,30 @@ from services.models.files import ModelFiles
 from services.settings import Kv
 
 
-def identity_of(files: ModelFiles, model: Model, block_tokens: int) -> Identity:
-    """What a block must agree with before its bytes mean anything to `model`."""
+def identity_of(files: ModelFiles, model: Model, block_tokens: int, arithmetic: Arithmetic | None = None) -> Identity:
+    """What a block must agree with before its bytes mean anything to `model`, or to one of another `arithmetic`."""
+    geometry = geometry_of(model, arithmetic)
     return Identity(
         fingerprint=files.fingerprint,
         tokenizer_hash=files.tokenizer_hash,
-        arithmetic=model.arithmetic.id,
-        dtype=_element_type(model),
+        arithmetic=(arithmetic or model.arithmetic).id,
+        dtype=geometry.dtype,
         block_tokens=block_tokens,
-        quantisation=_quantisation(model),
+        quantisation=geometry.quantisation,
     )
 
 
-def geometry_of(model: Model) -> Geometry:
-    """Raises `SetupError` for a model whose K and V cannot be stored so."""
-    form = model.page_form(MIN_BLOCK_TOKENS)
-    return Geometry(
-        form.layers, form.kv_heads, form.head_dim, _element_type(model), _quantisation(model), form.is_quantised
-    )
+def geometry_of(model: Model, arithmetic: Arithmetic | None = None) -> Geometry:
+    """Of the model's blocks in its own arithmetic, or in another one.
+
+    Raises `SetupError` for a model whose K and V cannot be stored so.
+    """
+    arithmetic = arithmetic or model.arithmetic
+    form = model.page_form(MIN_BLOCK_TOKENS, arithmetic)
+    # Of what is attended to: a whole number times its scale is one of float32.
+    name = "float32" if form.is_quantised else str(form.dtype).removeprefix("torch.")
+    quantisation = Quantisation[arithmetic.quantisation.upper()]
+    return Geometry(form.layers, form.kv_heads, form.head_dim, ElementType.named(name), quantisation, form.is_quantised)
 
 
 def open_tiers(settings: Kv) -> list[Tier]:
@@ -56,11 +63,6 @@ def open_store(settings: Kv, identity: Identity, model: Model, copier: Executor 
     return KVStore(open_tiers(settings), identity, geometry_of(model), codec_named(settings.codec), copier=copier)
 
 
-def _element_type(model: Model) -> ElementType:
-    """Of what is attended to: a whole number times its scale is one of float32."""
-    form = model.page_form(MIN_BLOCK_TOKENS)
-    return ElementType.FLOAT32 if form.is_quantised else ElementType.named(str(form.dtype).removeprefix("torch."))
-
-
-def _quantisation(model: Model) -> Quantisation:
-    return Quantisation[model.arithmetic.quantisation.upper()]
+def beside(store: KVStore, codec: str, identity: Identity, geometry: Geometry) -> KVStore:
+    """The blocks of another identity in the tiers of `store`, to be read."""
+    return KVStore(store.tiers, identity, geometry, codec_named(codec))

@@ -45,6 +45,8 @@ def open_weights(files: Sequence[Path], config: Mapping[str, Any]) -> WeightSour
     """
     if not files:
         raise SetupError("the model has no weights")
+    if gone := [path for path in files if not path.is_file()]:
+        raise SetupError(f"the weights {gone[0]} are gone since the model was prepared: give the place where it is now")
     if is_gguf(files[0]):
         return GgufSource(files[0], config)
     return SafetensorsSource(files)

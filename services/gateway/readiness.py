@@ -2,14 +2,14 @@
 
 import msgspec
 
-from schemas.beat import BEAT_INTERVAL_S, Beat, ProcessState
+from schemas.beat import BEAT_INTERVAL_S, WORKER_ROLES, Beat, ProcessRole, ProcessState
 from schemas.errors import BusUnavailable, NoWorker
 from services.bus.beats import BeatTable
 from services.bus.connection import Bus
 from services.gateway.catalog import Catalog
 
 _TAKES_JOBS = ("ok", "degraded")
-_WORKERS = ("prefill", "decode")
+_STAGES: tuple[ProcessRole, ...] = ("prefill", "decode")
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,19 +61,19 @@ class Readiness:
         if not self._bus.connected:
             return True
         live = self._live(slug)
-        is_read = has_token or any(beat.role == "prefill" for beat in live)
-        return is_read and any(beat.role == "decode" and build in ("", beat.build) for beat in live)
+        is_read = has_token or any(beat.plays("prefill") for beat in live)
+        return is_read and any(beat.plays("decode") and build in ("", beat.build) for beat in live)
 
     def _live(self, slug: str) -> list[Beat]:
-        return [beat for beat in self._beats.alive() if beat.model == slug and beat.role in _WORKERS]
+        return [beat for beat in self._beats.alive() if beat.model == slug and beat.role in WORKER_ROLES]
 
     def _missing_role(self, slug: str) -> str | None:
         """The kind of worker that no build of the model can do without, None if one build has both."""
         takers = [beat for beat in self._live(slug) if beat.state in _TAKES_JOBS]
-        builds = {role: {beat.build for beat in takers if beat.role == role} for role in _WORKERS}
+        builds = {role: {beat.build for beat in takers if beat.plays(role)} for role in _STAGES}
         if builds["prefill"] & builds["decode"]:
             return None
-        return next((role for role in _WORKERS if not builds[role]), "decode")
+        return next((role for role in _STAGES if not builds[role]), "decode")
 
     def _missing(self) -> list[str]:
         if not self._bus.connected:
@@ -86,11 +86,11 @@ class Readiness:
         return [
             f"{beat.process}: {', '.join(beat.reasons) or beat.state}"
             for beat in self._beats.alive()
-            if beat.role in _WORKERS and beat.state == "degraded"
+            if beat.role in WORKER_ROLES and beat.state == "degraded"
         ]
 
     def _workers(self) -> dict[str, dict[str, int]]:
-        found: dict[str, dict[str, int]] = {role: {} for role in _WORKERS}
+        found: dict[str, dict[str, int]] = {role: {} for role in _STAGES}
         for beat in self._beats.alive():
             states = found.setdefault(beat.role, {})
             states[beat.state] = states.get(beat.state, 0) + 1

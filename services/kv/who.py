@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from kvstore.identities import KnownIdentity
 from schemas.errors import SetupError
+from services.models.compute_dtype import concrete_dtype
 from services.models.files import ModelFiles
 from services.models.registry import cached, resolve
 from services.settings import Settings
@@ -27,16 +28,22 @@ class Who(NamedTuple):
 
 def identity_of(settings: Settings, files: ModelFiles, identities: list[KnownIdentity]) -> KnownIdentity:
     """The one that was seen last of those that fit the settings. Raises `SetupError` if none does."""
-    wanted = (files.fingerprint, files.tokenizer_hash, settings.compute.dtype, settings.kv.block_tokens)
+    dtype = concrete_dtype(settings.compute.dtype, files)
+    wanted = (files.fingerprint, files.tokenizer_hash, dtype, settings.kv.block_tokens)
     for known in identities:
         found = known.identity
-        if wanted == (found.fingerprint, found.tokenizer_hash, known.record.dtype, found.block_tokens):
+        if wanted == (found.fingerprint, found.tokenizer_hash, _dtype(known), found.block_tokens):
             return known
-    others = ", ".join(sorted({f"{k.record.model} {k.record.dtype} {k.record.block_tokens}" for k in identities}))
+    others = ", ".join(sorted({f"{k.record.model} {_dtype(k)} {k.record.block_tokens}" for k in identities}))
     raise SetupError(
-        f"no worker of {files.slug} with {settings.compute.dtype} and blocks of {settings.kv.block_tokens} tokens has "
+        f"no worker of {files.slug} with {dtype} and blocks of {settings.kv.block_tokens} tokens has "
         f"used this store, so it holds nothing for it. It was used by: {others or 'nobody'}"
     )
+
+
+def _dtype(known: KnownIdentity) -> str:
+    """compute.dtype of the worker: two that store the same kind of elements may have computed them differently."""
+    return known.record.arithmetic_name.partition(".")[0]
 
 
 def other_texts(data_dir: str | Path, own: ModelFiles) -> dict[bytes, TextModel]:

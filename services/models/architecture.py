@@ -35,6 +35,7 @@ _SIZES = (
     "vocab_size",
     "max_position_embeddings",
 )
+MAX_LAYERS = 1024  # no model has so many; a damaged config must not cost memory before it is noticed
 # Below, the exact recipes of the kernels do not hold.
 _MULTIPLES_OF_16 = ("head_dim", "hidden_size", "intermediate_size")
 
@@ -85,7 +86,7 @@ class Architecture:
             head_dim=head_dim,
             vocab_size=config["vocab_size"],
             context_tokens=config["max_position_embeddings"],
-            norm_eps=config.get("rms_norm_eps", 1e-6),
+            norm_eps=_norm_eps(config.get("rms_norm_eps", 1e-6), where),
             rope_theta=theta,
             rope_scaling=scaling,
             # transformers ties by default, and writes the key only where a model differs from its family.
@@ -96,6 +97,12 @@ class Architecture:
             fused=family.fused,
             head_norms=family.head_norms,
         )
+
+
+def _norm_eps(value: Any, where: str) -> float:
+    if not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise SetupError(f"{where}: rms_norm_eps must be a number from 0 to 1, got {value!r:.80}")
+    return float(value)
 
 
 def _bias(stated: bool | str, config: Mapping[str, Any]) -> bool:
@@ -129,6 +136,8 @@ def _check_sizes(config: Mapping[str, Any], where: str) -> tuple[int, int, int]:
     """Heads, KV heads, and the dimension of one."""
     for name in _SIZES:
         _check_positive(config.get(name), name, where)
+    if config["num_hidden_layers"] > MAX_LAYERS:
+        raise SetupError(f"{where}: num_hidden_layers must be at most {MAX_LAYERS}, got {config['num_hidden_layers']}")
     heads = config["num_attention_heads"]
     kv_heads = heads if config.get("num_key_value_heads") is None else config["num_key_value_heads"]
     _check_positive(kv_heads, "num_key_value_heads", where)

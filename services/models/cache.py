@@ -17,12 +17,13 @@ import msgspec
 from schemas.errors import SetupError
 from services.models.files import MANIFEST_FILE
 
-CACHE_VERSION = 2  # raised when a conversion would come out differently
+CACHE_VERSION = 3  # raised when a conversion would come out differently
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Written last into a prepared folder. `files`: name -> bytes of every other file there. `weights`: names of the
-    safetensors files in the folder `source`; none where `source` is itself the file of weights, a GGUF."""
+    safetensors files in the folder `source`; none where `source` is itself the file of weights, a GGUF of
+    `product_formats`."""
 
     version: int = CACHE_VERSION
     name: str
@@ -32,6 +33,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_hash: str
     eos_ids: list[int]
     weights: list[str]
+    product_formats: list[str] = []
     files: dict[str, int] = {}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from schemas.errors import SetupError
+from services.models.files import Stamp
 
 DIGEST_BYTES = 16
 # Up to here a file is hashed at every start (0.15 s for 100 MB), above only when its size, times or inode changed.
@@ -18,9 +19,7 @@ _CHUNK_BYTES = 8 << 20
 
 
 class _Known(msgspec.Struct, frozen=True):
-    size: int
-    mtime_ns: int
-    inode: int
+    stamp: Stamp
     digest: str
 
 
@@ -40,16 +39,15 @@ class FileDigests:
     def of(self, path: Path) -> bytes:
         """Raises `SetupError` for a file that cannot be read."""
         try:
-            stat = path.stat()
-            if stat.st_size <= ALWAYS_HASHED_BYTES:
+            stamp = Stamp.of(path)
+            if stamp.size <= ALWAYS_HASHED_BYTES:
                 return _hash_file(path)
             key = str(path.resolve())
             known = self._load().get(key)
-            now = _Known(stat.st_size, stat.st_mtime_ns, stat.st_ino, known.digest if known else "")
-            if known is None or known != now:
-                now = msgspec.structs.replace(now, digest=_hash_file(path).hex())
-                self._store(key, now)
-            return bytes.fromhex(now.digest)
+            if known is None or known.stamp != stamp:
+                known = _Known(stamp, _hash_file(path).hex())
+                self._store(key, known)
+            return bytes.fromhex(known.digest)
         except OSError as error:
             raise SetupError(f"cannot read {path}: {error}") from error
 

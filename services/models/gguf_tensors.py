@@ -9,7 +9,7 @@ from schemas.errors import SetupError
 from services.models.architecture import Architecture
 from services.models.family import FAMILIES
 from services.models.gguf_file import GgufFile, GgufTensor
-from services.models.weight_layout import shapes_of
+from services.models.weight_layout import layout_of, shapes_of
 
 ROPE_FACTORS = "rope_freqs.weight"  # no weight of a product: `gguf_config` reads it
 _GLOBAL_NAMES = {
@@ -57,6 +57,13 @@ def tensors_of(gguf: GgufFile, config: Mapping[str, Any]) -> dict[str, StoredTen
             found[target] = StoredTensor(tensor, _paired_heads(target, config["model_type"], architecture))
     _check(gguf, found, shapes_of(architecture))
     return found
+
+
+def product_formats(tensors: Mapping[str, StoredTensor], config: Mapping[str, Any]) -> list[str]:
+    """Of the weights of all products and of the embedding, each once, sorted."""
+    layout = layout_of(Architecture.from_hf(config))
+    names = [part.name for product in layout.products() for part in product.weight]
+    return sorted({tensors[name].tensor.type for name in names})
 
 
 def _check(gguf: GgufFile, found: dict[str, StoredTensor], shapes: dict[str, tuple[int, ...]]) -> None:

@@ -10,6 +10,7 @@ from services.models.safetensors_file import tensor_names
 
 INDEX_FILE = "model.safetensors.index.json"
 GENERATION_FILE = "generation_config.json"
+ADAPTER_FILE = "adapter_config.json"
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -24,6 +25,13 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def config_of(folder: Path) -> dict[str, Any]:
+    """Raises `SetupError` for a folder that holds no model, or an adapter, which transformers would join to one."""
+    if (folder / ADAPTER_FILE).is_file():
+        base = read_object(folder / ADAPTER_FILE).get("base_model_name_or_path")
+        raise SetupError(
+            f"{folder} is a LoRA adapter ({ADAPTER_FILE}): adapters are not supported, merge it into its base model "
+            f"{base!r:.80} (peft's merge_and_unload) and give that folder"
+        )
     if not (folder / CONFIG_FILE).is_file():
         raise SetupError(f"{folder} has no {CONFIG_FILE}: it is no Hugging Face model folder")
     return read_object(folder / CONFIG_FILE)

@@ -8,7 +8,8 @@ from schemas.errors import SetupError
 from services.models import hf_folder
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
-_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
+_SMALL = ["*.json", "*.jinja"]
+_PATTERNS = [*_SMALL, "*.safetensors"]
 
 
 def is_id(spec: str) -> bool:
@@ -16,10 +17,11 @@ def is_id(spec: str) -> bool:
     return _ID.fullmatch(spec) is not None
 
 
-def snapshot(spec: str, progress: Callable[[str], None]) -> Path:
+def snapshot(spec: str, progress: Callable[[str], None], check: Callable[[Path], object]) -> Path:
     """The model's folder. One that is there already is used as it is, without asking the hub for a newer one.
 
-    Raises `SetupError` that says what to do when it is not there and cannot be downloaded.
+    `check(folder)` raises for a model that is not wanted; the weights are downloaded only then. Raises `SetupError`
+    that says what to do when the model is not there and cannot be downloaded.
     """
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
@@ -29,6 +31,7 @@ def snapshot(spec: str, progress: Callable[[str], None]) -> Path:
         found = _local(repository, revision or None)
         if found is not None:
             return found
+        check(Path(huggingface_hub.snapshot_download(repository, revision=revision or None, allow_patterns=_SMALL)))
         progress(f"downloading {spec} from the Hugging Face hub")
         return Path(huggingface_hub.snapshot_download(repository, revision=revision or None, allow_patterns=_PATTERNS))
     except (OSError, ValueError, HfHubHTTPError) as error:

@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from schemas.errors import SetupError
 from schemas.subjects import model_slug
 from services.models import gguf_config, hf_folder, hub, smollm2
 from services.models.architecture import Architecture
 from services.models.cache import CACHE_VERSION, Manifest, ModelCache
 from services.models.digest import FileDigests, canonical_json, digest_of
-from services.models.files import CONFIG_FILE, FINGERPRINT_BYTES, ModelFiles
+from services.models.files import CONFIG_FILE, FINGERPRINT_BYTES, ModelFiles, Stamp
 from services.models.gguf_file import GgufFile, read_gguf
-from services.models.gguf_tensors import tensors_of
+from services.models.gguf_tensors import product_formats, tensors_of
 from services.models.gguf_tokenizer import convert_tokenizer
 from services.models.tokenizer_files import SOURCE_FILES, copy_tokenizer
 
@@ -44,7 +46,7 @@ def resolve(spec: str, data_dir: Path | str, progress: Progress | None = None) -
     if spec and os.path.isdir(path):
         return _from_folder(path.resolve().name, path, cache, say)
     if hub.is_id(spec) and path.suffix != ".gguf":
-        return _from_folder(spec.partition("@")[0], hub.snapshot(spec, say), cache, say)
+        return _from_folder(spec.partition("@")[0], hub.snapshot(spec, say, _check_folder), cache, say)
     raise SetupError(
         f"there is no model {spec!r}: give {smollm2.SPEC}, the path of a .gguf file or of a Hugging Face folder, "
         "or a Hugging Face id (organisation/name)"
@@ -83,6 +85,7 @@ def _from_gguf(
     check: Callable[[Path, bytes], None] | None = None,
 ) -> ModelFiles:
     """`check(path, digest)` raises if this is not the file that it should be."""
+    stamp = Stamp.of(path)
     digest = FileDigests(cache.digest_index).of(path)
     if check:
         check(path, digest)
@@ -91,24 +94,40 @@ def _from_gguf(
     if manifest is None:
         gguf = read_gguf(path)
         config = gguf_config.config_of(gguf)
-        tensors_of(gguf, config)
-        say(f"preparing {name}, once (10 to 30 s)")
-        manifest = cache.prepare(content, lambda folder: _convert(name, gguf, config, digest, folder, say))
-    return _files(name, cache.folder(content), path, manifest)
+        formats = product_formats(tensors_of(gguf, config), config)
+        say(f"preparing {name}, once (5 to 15 s)")
+        manifest = cache.prepare(content, lambda folder: _convert(name, gguf, config, formats, digest, folder, say))
+    return _files(name, cache.folder(content), path, manifest, (stamp,))
 
 
-def _convert(name: str, gguf: GgufFile, config: dict[str, Any], digest: bytes, folder: Path, say: Progress) -> Manifest:
+def _convert(
+    name: str,
+    gguf: GgufFile,
+    config: dict[str, Any],
+    formats: list[str],
+    digest: bytes,
+    folder: Path,
+    say: Progress,
+) -> Manifest:
     eos_ids = gguf_config.eos_ids_of(gguf)
     say(f"{name}: rebuilding the tokenizer")
     tokenizer_hash = convert_tokenizer(gguf, eos_ids, folder)
     _write_config(folder, config)
-    return _manifest(name, gguf.path, config, [digest], tokenizer_hash, eos_ids, weights=[])
+    manifest = _manifest(name, gguf.path, config, [digest], tokenizer_hash, eos_ids, weights=[])
+    return msgspec.structs.replace(manifest, product_formats=formats)
+
+
+def _check_folder(path: Path) -> dict[str, Any]:
+    """Its config, if that is one of a model we serve."""
+    config = hf_folder.config_of(path)
+    Architecture.from_hf(config, str(path))
+    return config
 
 
 def _from_folder(name: str, path: Path, cache: ModelCache, say: Progress) -> ModelFiles:
-    config = hf_folder.config_of(path)
-    Architecture.from_hf(config, str(path))
+    config = _check_folder(path)
     weights = hf_folder.weight_names(path)
+    stamps = tuple(Stamp.of(path / weight) for weight in weights)
     digests = FileDigests(cache.digest_index)
     weight_digests = [digests.of(path / weight) for weight in weights]
     small = [path / file for file in (CONFIG_FILE, hf_folder.GENERATION_FILE, *SOURCE_FILES)]
@@ -118,7 +137,7 @@ def _from_folder(name: str, path: Path, cache: ModelCache, say: Progress) -> Mod
     if manifest is None:
         say(f"preparing {name}")
         manifest = cache.prepare(content, lambda folder: _copy(name, path, config, weights, weight_digests, folder))
-    return _files(name, cache.folder(content), path, manifest)
+    return _files(name, cache.folder(content), path, manifest, stamps)
 
 
 def _copy(
@@ -153,7 +172,7 @@ def _manifest(
     )
 
 
-def _files(name: str, folder: Path, source: Path, manifest: Manifest) -> ModelFiles:
+def _files(name: str, folder: Path, source: Path, manifest: Manifest, stamps: tuple[Stamp, ...] = ()) -> ModelFiles:
     return ModelFiles(
         name=name,
         slug=model_slug(name),
@@ -165,7 +184,9 @@ def _files(name: str, folder: Path, source: Path, manifest: Manifest) -> ModelFi
         vocab_size=manifest.config["vocab_size"],
         eos_ids=tuple(manifest.eos_ids),
         weights=tuple(source / weight for weight in manifest.weights) or (source,),
+        product_formats=tuple(manifest.product_formats),
         source=str(source),
+        stamps=stamps,
     )
 
 

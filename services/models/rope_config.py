@@ -27,8 +27,10 @@ def rope_of(config: Mapping[str, Any], types: tuple[str, ...] | None, where: str
         if (values.get(_PARTIAL) or 1) != 1:
             raise unsupported(where, setting, values[_PARTIAL], "partial rotation")
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in _SCALINGS or (types is not None and kind not in types):
+    if kind not in _SCALINGS:
         raise unsupported(where, f"{name}.rope_type", kind, "rotary embeddings that depend on the prompt's length")
+    if types is not None and kind not in types:
+        raise unsupported(where, f"{name}.rope_type", kind, "a scaling that its family does not have")
     if types and kind != "default":
         kind = "longrope"
     numbers = _Numbers({"rope_theta": config.get("rope_theta") or 10000.0, **rope}, config, f"{where}: {name}")

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from functools import partial
 
 from schemas.handoff import FirstToken, Handoff, handed_on, start_event
 from schemas.subjects import Stage
@@ -83,7 +84,8 @@ class PrefillJob:
             restored = await runtime.blocks.restore(refs, self._fetch_budget, self._lookup, reused=True)
         # The last token's logits are needed even when every block is a hit.
         num_known = min(restored.tokens, len(token_ids) - 1) if choices else restored.tokens
-        saver = Saver(runtime.blocks, runtime.pool, handoff.tenant, handoff.salt, restored.used_at)
+        names = partial(runtime.blocks.refs, handoff.tenant, handoff.salt)
+        saver = Saver(runtime.blocks, runtime.pool, names, restored.used_at)
         computed: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         # Token 0 goes first: copying the last pass's blocks would compete with it for the worker's core.
         last_blocks: list[int] = []
@@ -178,7 +180,12 @@ class PrefillJob:
             telemetry.tokens.add(num_fresh, kind="generated")
 
     async def _rebuild_generated(self) -> None:
-        """After a take-over choices may be long: decode continues each from blocks, so make those too."""
+        """After a take-over choices may be long: decode continues each from blocks, so make those too.
+
+        Not where decode has an arithmetic of its own: then only decode computes what it made.
+        """
+        if self._runtime.arithmetics.is_mixed:
+            return
         for choice in self._stream.choices:
             if not choice.finished and len(choice.token_ids) > 1:
                 await self._compute(self._handoff.prompt_token_ids + choice.token_ids[:-1], [])

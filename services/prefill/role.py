@@ -12,6 +12,7 @@ from schemas.subjects import Stage, tenant_and_lane
 from services import telemetry
 from services.bus.beats import BeatTable
 from services.bus.delivery import Delivery
+from services.engine.batch import Batch
 from services.prefill.draft import Draft
 from services.prefill.home import Home
 from services.prefill.job import PrefillJob
@@ -32,9 +33,12 @@ class PrefillRole:
     stages: tuple[Stage, ...] = (Stage.REWORK, Stage.PREFILL)
     feeds: ProcessRole | None = "decode"
 
-    def __init__(self, runtime: Runtime, beats: BeatTable) -> None:
+    def __init__(self, runtime: Runtime, beats: BeatTable, batch: Batch | None = None) -> None:
+        """`batch`: one that is shared with another stage."""
         scheduler = runtime.settings.scheduler
-        self.batch = runtime.batch(chunk_tokens=scheduler.chunk_tokens, token_budget=scheduler.token_budget)
+        if batch is None:
+            batch = runtime.batch(chunk_tokens=scheduler.chunk_tokens, token_budget=scheduler.token_budget)
+        self.batch = batch
         self._scheduler = scheduler
         self._runtime = runtime
         self._home = Home(beats, runtime.text.slug, runtime.text_id)

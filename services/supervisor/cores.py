@@ -1,20 +1,10 @@
 """Which cores belong to which worker. Two thread pools that share cores run 10 to 20 times slower, so none do."""
 
 import os
+from collections.abc import Sequence
 
 from schemas.errors import SetupError
-
-
-def parse(text: str) -> list[int]:
-    """`"0,2-3"` -> [0, 2, 3]. Raises `SetupError`."""
-    cores: list[int] = []
-    try:
-        for part in filter(None, text.split(",")):
-            first, dash, last = part.partition("-")
-            cores += range(int(first), int(last if dash else first) + 1)
-    except ValueError:
-        raise SetupError(f"compute.cores = {text!r} is not a list of cores like 0,2-3", param="compute.cores") from None
-    return sorted(set(cores))
+from services.settings import parse_cores
 
 
 def usable() -> list[int]:
@@ -40,9 +30,16 @@ def share(cores: list[int], num_workers: int) -> list[str]:
     return shares
 
 
+def all_but(share: str, shares: Sequence[str]) -> str:
+    """The cores of the other `shares`."""
+    return ",".join(
+        map(str, sorted({core for other in shares for core in parse_cores(other)} - set(parse_cores(share))))
+    )
+
+
 def own(text: str) -> None:
     """Binds this process to the cores of `text`, if any. Raises `SetupError` if the machine lacks them."""
-    cores = parse(text)
+    cores = parse_cores(text)
     if not cores or not hasattr(os, "sched_setaffinity"):
         return
     try:

@@ -2,12 +2,13 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from schemas.errors import SetupError
 from services.config import KEYS, Settings, to_env, value_of
+from services.settings import parse_cores
 from services.supervisor import cores
 from services.supervisor.child import Program
 
@@ -20,28 +21,41 @@ def model_program(settings: Settings) -> Program:
     return Program("model", [*_KVRELAY, "model", "fetch", settings.compute.model], to_env(settings))
 
 
-def pipeline_programs(settings: Settings, num_prefill: int, num_decode: int, *, rolling: bool = False) -> list[Program]:
+class Crew(NamedTuple):
+    """How many workers of each kind."""
+
+    prefill: int
+    decode: int
+    both: int = 0
+
+    def names(self) -> list[tuple[str, int]]:
+        """(role, number) of each."""
+        counts = self._asdict()
+        return [(role, number) for role in counts for number in range(counts[role])]
+
+
+def pipeline_programs(settings: Settings, crew: Crew, *, rolling: bool = False) -> list[Program]:
     """The workers and the gateway. `settings` has the bus URL and the HTTP port that are really used."""
-    workers = worker_programs(settings, num_prefill, num_decode, rolling=rolling)
+    workers = worker_programs(settings, crew, rolling=rolling)
     return [*workers, _program("gateway", ["gateway"], settings)]
 
 
 def worker_programs(
-    settings: Settings, num_prefill: int, num_decode: int, *, rolling: bool = False, beside: Sequence[Program] = ()
+    settings: Settings, crew: Crew, *, rolling: bool = False, beside: Sequence[Program] = ()
 ) -> list[Program]:
     """The workers; `beside` are those that they run beside until these go. `rolling`: they may be of another build."""
-    num_workers = num_prefill + num_decode
-    shares = cores.share(cores.parse(settings.compute.cores) or cores.usable(), num_workers)
+    num_workers = sum(crew)
+    shares = cores.share(parse_cores(settings.compute.cores) or cores.usable(), num_workers)
     taken = {program.env[METRICS_PORT.env] for program in beside}
     programs = []
-    for index, share in enumerate(shares):
-        role, number = ("prefill", index) if index < num_prefill else ("decode", index - num_prefill)
+    for index, ((role, number), share) in enumerate(zip(crew.names(), shares, strict=True)):
         port = settings.api.metrics_port
         if port > 0:  # the gateway has this one; a worker that replaces one has another port than that
             ports = port + 1 + index, port + 1 + index + num_workers
             port = ports[str(ports[0]) in taken]
-        own = _changed(_changed(settings, "api", metrics_port=port), "compute", cores=share)
-        programs.append(_program(f"{role}-{number}", [role, *["--rolling"] * rolling], own))
+        neighbours = settings.compute.neighbours or cores.all_but(share, shares) or "none"
+        own = _changed(_changed(settings, "api", metrics_port=port), "compute", cores=share, neighbours=neighbours)
+        programs.append(_program(f"{role}-{number}", ["worker", "--role", role, *["--rolling"] * rolling], own))
     return programs
 
 
@@ -62,7 +76,7 @@ def reloaded(old: Settings, new: Settings) -> Settings:
 
 def crowded(settings: Settings, num_workers: int) -> bool:
     """True if workers have to share cores."""
-    return len(cores.parse(settings.compute.cores) or cores.usable()) < num_workers
+    return len(parse_cores(settings.compute.cores) or cores.usable()) < num_workers
 
 
 def with_addresses(settings: Settings, bus_url: str, port: int) -> Settings:

@@ -92,5 +92,5 @@ class Rollout:
 
 def rounds(pairs: Sequence[Pair]) -> list[list[Pair]]:
     """One worker of each role a round, prefill first."""
-    roles = [[pair for pair in pairs if pair[0].name.startswith(role)] for role in ("prefill", "decode")]
+    roles = [[pair for pair in pairs if pair[0].name.startswith(role)] for role in ("prefill", "decode", "both")]
     return [[pair for pair in members if pair] for members in itertools.zip_longest(*roles)]

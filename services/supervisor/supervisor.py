@@ -36,8 +36,7 @@ class Asked(NamedTuple):
     """What `kvrelay up` was asked for. `reload` reads all sources of settings again; raises `SetupError`."""
 
     settings: Settings
-    num_prefill: int
-    num_decode: int
+    crew: plan.Crew
     reload: Callable[[], Settings]
     rolling: bool = False
 
@@ -123,10 +122,9 @@ class Supervisor:
 
     def _start_pipeline(self, group: asyncio.TaskGroup) -> None:
         settings = plan.with_addresses(self._settings, self._bus_url, self._port)
-        num_prefill, num_decode = self._asked.num_prefill, self._asked.num_decode
-        if plan.crowded(settings, num_prefill + num_decode):
+        if plan.crowded(settings, sum(self._asked.crew)):
             _log.warning("more workers than cores: they will slow each other down")
-        for program in plan.pipeline_programs(settings, num_prefill, num_decode, rolling=self._asked.rolling):
+        for program in plan.pipeline_programs(settings, self._asked.crew, rolling=self._asked.rolling):
             child = Child(program, self._tell)
             self._children.append(child)
             group.create_task(child.keep())
@@ -175,8 +173,7 @@ class Supervisor:
         olds = [child for child in self._children if isinstance(child, Child) and child.name != "gateway"]
         programs = plan.worker_programs(
             plan.with_addresses(settings, self._bus_url, self._port),
-            self._asked.num_prefill,
-            self._asked.num_decode,
+            self._asked.crew,
             rolling=rolling,
             beside=[child.program for child in olds],
         )

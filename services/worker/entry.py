@@ -100,7 +100,7 @@ class _Life:
         """On a thread of its own, which may be left behind: asyncio waits for those of its default executor."""
         thread = ThreadPoolExecutor(1, thread_name_prefix="load")
         loop = asyncio.get_running_loop()
-        prepared = await loop.run_in_executor(thread, Prepared.of, self._settings)
+        prepared = await loop.run_in_executor(thread, Prepared.of, self._settings, self._beat.role)
         self._beat = replace(self._beat, model=prepared.files.slug, build=prepared.build, text=prepared.text_id)
         await publisher.beat()
         runtime = await loop.run_in_executor(thread, Runtime.load, self._settings, prepared)

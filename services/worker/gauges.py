@@ -25,9 +25,10 @@ async def keep_fresh(bus: Bus, sources: Sequence[Source], runtime: Runtime, num_
         telemetry.queue_depth.watch(partial(depths.__getitem__, source), stage=source.stage, lane=source.lane)
     telemetry.running.watch(num_running)
     telemetry.pages_used.watch(lambda: runtime.pool.num_held)
-    store = StoreGauges(runtime.store)
+    stores = [StoreGauges(store) for store in (runtime.store, *runtime.other_stores)]
     while True:
-        store.tell()
+        for store in stores:
+            store.tell()
         with contextlib.suppress(BusUnavailable, Refused):
             for source in sources:
                 depths[source] = await num_waiting(bus, source)

@@ -1,6 +1,6 @@
 """The other workers that this one works with: those of its own build, as their beats tell."""
 
-from schemas.beat import BEAT_INTERVAL_S, ProcessRole
+from schemas.beat import BEAT_INTERVAL_S, Beat, ProcessRole, stages_of
 from services.bus.beats import BeatTable
 
 LAST_BEAT_S = 1.5 * BEAT_INTERVAL_S
@@ -24,8 +24,8 @@ class Peers:
         return self._feeds is None
 
     def take_over(self) -> bool:
-        """Whether another worker takes what this one hands back."""
-        return any(beat.process != self._process for beat in self._beats.working(self._role, *self._build))
+        """Whether other workers take what this one hands back."""
+        return all(self._others(self._beats.working(stage, *self._build)) for stage in stages_of(self._role))
 
     def take_on(self) -> bool:
         """Whether somebody takes on what this worker makes of a job. A job ends on the build that began it, so it is
@@ -44,11 +44,14 @@ class Peers:
         await self._beats.wait_for(lambda _: not self.take_on())
 
     def feed_no_more(self, draining_s: float) -> bool:
-        """Whether no prefill worker will add to the decode queue, `draining_s` after it could hear that we drain.
+        """Whether no other prefill worker will add to the decode queue, `draining_s` after it could hear that we drain.
 
         Then it takes no more jobs, and its next beat tells of those that it had.
         """
-        feeders = self._beats.alive("prefill", *self._build)
+        feeders = self._others(self._beats.alive("prefill", *self._build))
         if draining_s < LAST_BEAT_S and any(beat.state != "draining" for beat in feeders):
             return False
         return not any(beat.running for beat in feeders)
+
+    def _others(self, beats: list[Beat]) -> list[Beat]:
+        return [beat for beat in beats if beat.process != self._process]

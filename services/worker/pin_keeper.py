@@ -46,7 +46,7 @@ class PinKeeper:
     async def _look(self) -> None:
         pinned = self._runtime.pinned
         if await self._runtime.on_store_thread(pinned.refresh):
-            self._runtime.blocks.shared = pinned.shared
+            self._runtime.prompt_blocks.shared = pinned.shared
             self._next_s = 0.0
         due = self._cold
         if time.monotonic() >= self._next_s:

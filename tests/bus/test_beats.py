@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from schemas.beat import OWNER_SILENT_AFTER_S, SILENT_AFTER_S, Beat, ProcessState
+from schemas.beat import OWNER_SILENT_AFTER_S, SILENT_AFTER_S, Beat, ProcessRole, ProcessState
 from schemas.errors import Cancelled
 from schemas.events import Error
 from services.bus import beats as beats_module
@@ -42,14 +42,16 @@ async def table(bus: Bus):
 class Worker:
     """A process that beats when the test says so."""
 
-    def __init__(self, bus: Bus, process: str, model: str = "m", build: str = "b") -> None:
+    def __init__(
+        self, bus: Bus, process: str, model: str = "m", build: str = "b", role: ProcessRole = "decode"
+    ) -> None:
         self.process = process
         self.state: ProcessState = "warming"
-        self._model, self._build = model, build
+        self._model, self._build, self._role = model, build, role
         self.publisher = BeatPublisher(bus, self._beat)
 
     def _beat(self) -> Beat:
-        return Beat(process=self.process, role="decode", state=self.state, model=self._model, build=self._build)
+        return Beat(process=self.process, role=self._role, state=self.state, model=self._model, build=self._build)
 
 
 async def heard(table: BeatTable, *workers: Worker) -> None:
@@ -67,6 +69,16 @@ async def test_who_is_alive_by_role_model_and_build(bus: Bus, table: BeatTable) 
     assert [beat.process for beat in table.alive(build="other")] == ["b"]
     assert table.alive(role="prefill") == []
     assert table.alive(model="n") == []
+
+
+async def test_a_worker_for_both_stages_does_the_work_of_either(bus: Bus, table: BeatTable) -> None:
+    both = Worker(bus, "both", role="both")
+    await heard(table, both)
+    for role in ("prefill", "decode", "both"):
+        alive = [beat.process for beat in table.alive(role=role)]  # type: ignore[arg-type]
+        assert alive == ([] if role == "both" else ["both"])
+    assert table.alive(role="gateway") == []
+    assert table.build_silent_s("m", "b") < SILENT_AFTER_S
 
 
 async def test_waiting_for_a_worker_that_takes_work(bus: Bus, table: BeatTable) -> None:

@@ -24,8 +24,21 @@ def kvrelay(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProce
     )
 
 
-COMMANDS = ["up", "prefill", "decode", "gateway", "workers", "drain", "restart", "generate", "chat", "job", "dead"]
-COMMANDS += ["kv", "model", "config", "doctor", "bench", "demo"]
+COMMANDS = [
+    "up",
+    "worker",
+    "prefill",
+    "decode",
+    "gateway",
+    "workers",
+    "drain",
+    "restart",
+    "generate",
+    "chat",
+    "job",
+    "dead",
+]
+COMMANDS += ["kv", "model", "config", "doctor", "tune", "bench", "demo"]
 
 
 def test_help_lists_every_command_with_examples(tmp_path: Path) -> None:
@@ -60,6 +73,9 @@ def test_every_command_has_help(command: str, tmp_path: Path) -> None:
         (["dead", "retry"], "name a job or --seq N, or say --all"),
         (["dead", "drop", "--all", "hello-1"], "--all takes no ID"),
         (["prefill"], "bus.url is empty"),
+        (["worker", "--role", "both"], "bus.url is empty"),
+        (["worker"], "Missing option '--role'"),
+        (["up", "--decode", "0"], "needs a prefill and a decode worker"),
         (["workers"], "no pipeline runs on"),
         (["drain"], "name the workers to drain"),
         (["drain", "--all", "decode-1"], "name the workers to drain"),
@@ -69,6 +85,9 @@ def test_every_command_has_help(command: str, tmp_path: Path) -> None:
         (["config", "check", "--set", "api.port"], "GROUP.KEY=VALUE"),
         (["config", "check", "--config", "none.toml"], "none.toml does not exist"),
         (["bench", "engine", "--batch", "0"], "--batch"),
+        (["tune", "--show"], "nothing is kept"),
+        (["tune", "--show", "--reset"], "exclude each other"),
+        (["bench", "engine", "--peer", "hf", "--peer", "vllm", "--peer-model", "x"], "is not PEER=PATH"),
         (["gateway", "--nats", "nats://127.0.0.1:1", "--port", "70000"], "api.port = 70000"),
     ],
 )

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
 import msgspec
@@ -192,7 +193,7 @@ async def test_a_store_that_raises_costs_only_the_blocks(executor: ThreadPoolExe
     bench.store.error = RuntimeError("a bug in the store")
     bench.pool.reserve(3)
     assert (await bench.blocks.restore(bench.refs)).tokens == 0
-    saver = Saver(bench.blocks, bench.pool, "default", "")
+    saver = Saver(bench.blocks, bench.pool, partial(bench.blocks.refs, "default", ""))
     sequence = bench.sequence()
     saver.save_block(sequence, 0)
     assert await saver.stored_blocks(0) == 0
@@ -204,7 +205,7 @@ async def test_a_saver_holds_pages_until_they_are_copied(executor: ThreadPoolExe
     bench = Bench(executor)
     bench.pool.reserve(3)
     sequence = bench.sequence()
-    saver = Saver(bench.blocks, bench.pool, "default", "")
+    saver = Saver(bench.blocks, bench.pool, partial(bench.blocks.refs, "default", ""))
     bench.store.gate.clear()
     for block in (0, 1):
         saver.save_block(sequence, block)
@@ -229,7 +230,7 @@ async def test_a_hanging_store_keeps_no_pages(executor: ThreadPoolExecutor, monk
     bench = Bench(executor)
     bench.pool.reserve(3)
     sequence = bench.sequence()
-    saver = Saver(bench.blocks, bench.pool, "default", "")
+    saver = Saver(bench.blocks, bench.pool, partial(bench.blocks.refs, "default", ""))
     bench.store.gate.clear()
     for block in (0, 1):
         saver.save_block(sequence, block)
@@ -246,7 +247,7 @@ async def test_only_an_unbroken_run_counts_as_stored(executor: ThreadPoolExecuto
     bench = Bench(executor)
     bench.pool.reserve(3)
     sequence = bench.sequence()
-    saver = Saver(bench.blocks, bench.pool, "default", "")
+    saver = Saver(bench.blocks, bench.pool, partial(bench.blocks.refs, "default", ""))
     saver.save_block(sequence, 1)
     assert await saver.stored_blocks(0) == 0
     assert await saver.stored_blocks(1) == 2
@@ -260,7 +261,7 @@ async def test_a_saver_dates_a_chain_by_one_time_and_moves_it_on(
     bench = Bench(executor)
     bench.pool.reserve(3)
     sequence = bench.sequence()
-    saver = Saver(bench.blocks, bench.pool, "default", "")
+    saver = Saver(bench.blocks, bench.pool, partial(bench.blocks.refs, "default", ""))
     times = iter([1000.0, 1000.0 + RENEW_AFTER_S / 2, 1000.0 + RENEW_AFTER_S])
     monkeypatch.setattr(saver_module, "time", SimpleNamespace(time=lambda: next(times)))
     used_at = bench.store.used_at
@@ -281,7 +282,7 @@ async def test_a_saver_that_stores_nothing_holds_what_there_is(
     await bench.fill()
     bench.pool.reserve(3)
     sequence = bench.sequence()
-    saver = Saver(bench.blocks, bench.pool, "default", "", used_at=1000.0)
+    saver = Saver(bench.blocks, bench.pool, partial(bench.blocks.refs, "default", ""), used_at=1000.0)
     times = iter([1000.0 + RENEW_AFTER_S / 2, 1000.0 + 2 * RENEW_AFTER_S])
     monkeypatch.setattr(saver_module, "time", SimpleNamespace(time=lambda: next(times)))
     saver.hold(sequence, len(TOKENS))

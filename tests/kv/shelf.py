@@ -29,7 +29,7 @@ class Shelf:
     def meet(self, model: str, **changes: object) -> Identity:
         """A worker of another identity uses the store, earlier than those before."""
         identity = msgspec.structs.replace(self.identity, **changes)
-        record = record_of(identity, model, BUILD, f"arithmetic of {model}")
+        record = record_of(identity, model, BUILD, f"{identity.dtype.name.lower()}.of {model}")
         times = {path: path.stat().st_mtime for path in self.root.glob("identities/*")}
         remember(self.root, record)
         (made,) = set(self.root.glob("identities/*")) - set(times)

@@ -81,7 +81,7 @@ def test_a_reason_that_a_tier_remembers_is_told(shelf: Shelf, monkeypatch: pytes
         ({"fingerprint": b"othermdl"}, "other_model", "model other"),
         ({"dtype": ElementType.FLOAT32, "arithmetic": b"f32arith"}, "other_dtype", "float32"),
         ({"quantisation": Quantisation.INT8}, "other_quantisation", "int8"),
-        ({"arithmetic": b"otherari"}, "other_arithmetic", "arithmetic of other"),
+        ({"arithmetic": b"otherari"}, "other_arithmetic", "bfloat16.of other"),
         ({"block_tokens": 32}, "other_block_tokens", "32"),
     ],
 )

@@ -24,6 +24,11 @@ def default_oracle() -> torch.nn.Module:
 
 
 @pytest.fixture(scope="session")
-def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
-    files, _ = save_tiny(Path(tmp_path_factory.mktemp("tiny")))
-    return cache(lambda dtype: load(files, dtype))
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Model]:
+    """By dtype and, if not Llama, family."""
+
+    def made(dtype: str, kind: str = "llama") -> Model:
+        files, _ = save_tiny(Path(tmp_path_factory.mktemp(kind)), kind=kind)
+        return load(files, dtype)
+
+    return cache(made)

@@ -55,9 +55,10 @@ def rows_between(cuts: set[int]) -> list[int]:
     return [end - start for start, end in pairwise([0, *ends, LENGTH])]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     dtype=st.sampled_from(["float32", "bfloat16"]),
+    kind=st.sampled_from(["llama", "phi3", "qwen2", "qwen3"]),
     chunks=st.sets(st.integers(1, LENGTH // GRID)).map(rows_between),
     page_tokens=st.sampled_from([16, 48, 64, 128]),
     num_threads=st.integers(1, 2),
@@ -65,13 +66,14 @@ def rows_between(cuts: set[int]) -> list[int]:
 )
 def test_tiny_models(
     dtype: str,
+    kind: str,
     chunks: list[int],
     page_tokens: int,
     num_threads: int,
     mate: int,
-    tiny_models: Callable[[str], Model],
+    tiny_models: Callable[..., Model],
 ) -> None:
-    check(tiny_models(dtype), Path(chunks, page_tokens, num_threads, mate))
+    check(tiny_models(dtype, kind), Path(chunks, page_tokens, num_threads, mate))
 
 
 @DTYPES

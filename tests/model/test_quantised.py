@@ -53,7 +53,7 @@ def test_the_setting_makes_the_build() -> None:
     builds = []
     for quantisation in ("none", "int8"):
         kv = Kv(data_dir=str(DATA_DIR), quantisation=quantisation)  # type: ignore[arg-type]
-        prepared = Prepared.of(msgspec.structs.replace(Settings(), kv=kv))
+        prepared = Prepared.of(msgspec.structs.replace(Settings(), kv=kv), "decode")
         assert prepared.arithmetic.quantisation == quantisation
         builds.append(prepared.build)
     assert builds[0] != builds[1]

@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from services.engine.arithmetic import choose_arithmetic
+from services.engine.loading import load_model
 from services.engine.model import Model
 from services.engine.model_config import ModelConfig
-from services.engine.reference_model import ReferenceModel
 
 SIZES: dict[str, Any] = {
     "hidden_size": 48,
@@ -61,4 +61,4 @@ def tiny_model(kind: str = "llama", **settings: Any) -> PreTrainedModel:
 
 
 def load(files: Any, dtype: str) -> Model:
-    return ReferenceModel(files, choose_arithmetic(ModelConfig.from_hf(files.config), dtype))
+    return load_model(files, choose_arithmetic(ModelConfig.from_hf(files.config), dtype))

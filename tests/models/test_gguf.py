@@ -10,8 +10,10 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import torch
 from gguf import GGMLQuantizationType as Type
 
+from kernels.quantised_weight import BLOCK_BYTES
 from schemas.errors import SetupError
 from services.engine.weight_source import open_weights
 from services.models import gguf_config
@@ -60,10 +62,38 @@ def test_weights_equal_those_that_transformers_loads(tmp_path: Path, tied: bool)
         assert ours[name].tobytes() == tensor.float().numpy().tobytes(), name
 
 
+def test_quantised_weights_are_views_of_the_file(tiny: Path) -> None:
+    """No copy: the blocks of two tensors lie as far apart as in the file. Rows come in Hugging Face's order."""
+    file = read_gguf(tiny)
+    config = gguf_config.config_of(file)
+    with open_weights([tiny], config) as source:
+        stored = {name: kind for name, kind in source.formats().items() if kind in BLOCK_BYTES}
+        shapes = {name: tensor.tensor.shape for name, tensor in tensors_of(file, config).items()}
+        read = {name: (source.read_quantised(name, *shapes[name]), source.read(name, *shapes[name])) for name in stored}
+    assert set(stored.values()) == {"Q4_0", "Q4_1", "Q8_0"}
+    starts = {name: tensor.tensor.start for name, tensor in tensors_of(file, config).items()}
+    base = {weight.blocks.data_ptr() - starts[name] for name, (weight, _) in read.items()}
+    assert len(base) == 1
+    for name, (weight, values) in read.items():
+        assert (weight.format, weight.outputs, weight.inputs) == (stored[name], *shapes[name])
+        assert (weight.row_order is not None) == name.endswith(("q_proj.weight", "k_proj.weight"))
+        assert torch.equal(weight.dequantise(), values)
+
+
+def test_what_cannot_be_read_as_blocks_is_named(tiny: Path) -> None:
+    config = gguf_config.config_of(read_gguf(tiny))
+    with open_weights([tiny], config) as source:
+        with pytest.raises(SetupError, match=r"self_attn\.o_proj\.weight is F16, not one of Q4_0, Q4_1, Q8_0"):
+            source.read_quantised("model.layers.0.self_attn.o_proj.weight", 64, 64)
+        with pytest.raises(SetupError, match=r"no tensor lm_head\.bias"):
+            source.read("lm_head.bias", 264)
+        with pytest.raises(SetupError, match=r"q_proj\.weight is \[64, 64\], the config implies \[32, 64\]"):
+            source.read_quantised("model.layers.0.self_attn.q_proj.weight", 32, 64)
+
+
 def _loaded_by_transformers(path: Path) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import torch
         from transformers import AutoModelForCausalLM, LlamaConfig
         from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
@@ -90,7 +120,7 @@ def test_the_config_is_hugging_faces(tiny: Path) -> None:
     assert json.loads(json.dumps(config)) == config
 
 
-@pytest.mark.parametrize("kind", [Type.Q4_K, Type.Q6_K, Type.Q5_0, Type.IQ4_NL])
+@pytest.mark.parametrize("kind", [Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.Q5_0, Type.IQ4_NL, Type.IQ2_XS, Type.TQ1_0])
 def test_other_tensor_types_are_refused_by_name(tmp_path: Path, kind: Type, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "other.gguf"
     writer = gguf.GGUFWriter(path, "llama")
@@ -130,14 +160,15 @@ def test_unsupported_and_contradictory_settings_are_named(tmp_path: Path, metada
     assert named in refused.value.message
 
 
-def test_another_architecture_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", ["mamba", "gemma3", "deepseek2", "qwen2moe", "qwen3moe", "llama4", "phi2"])
+def test_another_architecture_is_named(tmp_path: Path, architecture: str) -> None:
     path = tmp_path / "other.gguf"
-    writer = gguf.GGUFWriter(path, "mamba")
+    writer = gguf.GGUFWriter(path, architecture)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(SetupError, match="'mamba' is not supported"):
+    with pytest.raises(SetupError, match=f"'{architecture}' is not supported"):
         gguf_config.config_of(read_gguf(path))
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from schemas.errors import SetupError
@@ -23,7 +24,7 @@ def test_what_is_taken_from_a_folder(tmp_path: Path) -> None:
     assert all(path.parent == folder for path in files.weights)
     assert lines == ["preparing Tiny-Model"]
     assert resolve(str(folder), tmp_path / "data", lines.append) == files
-    assert cached(tmp_path / "data") == [files]
+    assert cached(tmp_path / "data") == [msgspec.structs.replace(files, stamps=())]
     assert len(lines) == 1
     text = load_text(files)
     assert text.template is not None
@@ -93,7 +94,20 @@ def test_the_build_covers_weights_tokenizer_and_every_arithmetic(tmp_path: Path)
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types=['sliding_attention']"),
         ({"num_local_experts": 8}, "num_local_experts=8"),
         ({"kv_lora_rank": 512}, "kv_lora_rank=512"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.quant_method='gptq'"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config.quant_method='bitsandbytes'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config.quant_method='fp8'"),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "quant_method='compressed-tensors'"),
+        ({"compression_config": {"format": "int-quantized"}}, "compression_config"),
+        ({"model_type": "mixtral"}, "model_type 'mixtral'"),
+        ({"model_type": "deepseek_v3"}, "model_type 'deepseek_v3'"),
+        ({"model_type": "gemma2"}, "model_type 'gemma2'"),
+        ({"model_type": "qwen3_moe"}, "model_type 'qwen3_moe'"),
+        ({"model_type": "mistral", "max_position_embeddings": 8192}, "sliding_window=4096"),
+        ({"model_type": "qwen2", "sliding_window": 32, "use_sliding_window": True}, "sliding_window=32"),
+        ({"model_type": "phi3", "sliding_window": 47}, "sliding_window=47"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling.rope_type='linear'"),
+        ({"model_type": "phi3", "partial_rotary_factor": 0.75}, "partial_rotary_factor=0.75"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_scaling.rope_type='dynamic'"),
         ({"rope_parameters": {"rope_type": "proportional"}}, "rope_parameters.rope_type='proportional'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor must be a number"),
@@ -104,6 +118,9 @@ def test_the_build_covers_weights_tokenizer_and_every_arithmetic(tmp_path: Path)
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"hidden_size": -1}, "hidden_size must be a positive number"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers must be at most 1024"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps must be a number"),
+        ({"rope_theta": float("inf")}, "rope_theta must be a number above zero"),
         ({"vocab_size": "many"}, "vocab_size must be a positive number"),
         ({"num_attention_heads": 3, "num_key_value_heads": 2}, "num_attention_heads 3 is no multiple"),
         ({"num_key_value_heads": 0}, "num_key_value_heads must be a positive number"),
@@ -133,6 +150,19 @@ def test_unsupported_settings_are_named(tmp_path: Path, config: dict[str, Any], 
 )
 def test_what_is_supported(tmp_path: Path, config: dict[str, Any]) -> None:
     assert resolve(str(write_folder(tmp_path / "m", config=config)), tmp_path / "data").config == CONFIG | config
+
+
+def test_weights_that_change_between_hashing_and_loading_are_noticed(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m", shards=2)
+    files = resolve(str(folder), tmp_path / "data")
+    files.check_unchanged()
+    write_folder(tmp_path / "other", shards=2, value=2.0)
+    (tmp_path / "other" / files.weights[1].name).replace(files.weights[1])
+    with pytest.raises(SetupError, match=r"model-1-of-2\.safetensors was changed while it was loaded"):
+        files.check_unchanged()
+    files.weights[1].unlink()
+    with pytest.raises(SetupError, match=r"cannot read .*model-1-of-2\.safetensors"):
+        files.check_unchanged()
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
@@ -216,3 +246,11 @@ def test_large_files_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     index.write_bytes(b"{")
     digests.of(file)
     assert len(hashed) == 3
+
+
+def test_an_adapter_is_named_and_so_is_its_base(tmp_path: Path) -> None:
+    """With a model beside it too: transformers would join the two."""
+    folder = write_folder(tmp_path / "m")
+    write_json(folder / "adapter_config.json", {"peft_type": "LORA", "base_model_name_or_path": "org/base"})
+    with pytest.raises(SetupError, match=r"is a LoRA adapter .* 'org/base' \(peft's merge_and_unload\)"):
+        resolve(str(folder), tmp_path / "data")

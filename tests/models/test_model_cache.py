@@ -3,6 +3,7 @@
 import multiprocessing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from schemas.errors import SetupError
@@ -108,6 +109,20 @@ def test_an_incomplete_folder_is_made_again(tmp_path: Path, damage: str) -> None
     cache.prepare(CONTENT, write)
     assert cache.find(CONTENT) is not None
     assert num_made(cache) == 2
+
+
+def test_what_an_earlier_version_made_of_the_same_model_goes(tmp_path: Path) -> None:
+    """Wherever it lies: the version is part of a folder's name."""
+    cache = ModelCache(tmp_path)
+    old = {name: cache.root / name for name in ("same", "other", "newer")}
+    versions = {"same": CACHE_VERSION - 1, "other": CACHE_VERSION - 1, "newer": CACHE_VERSION + 1}
+    for name, folder in old.items():
+        folder.mkdir(parents=True)
+        fingerprint = "11" if name == "other" else MANIFEST.fingerprint
+        manifest = msgspec.structs.replace(MANIFEST, version=versions[name], fingerprint=fingerprint)
+        (folder / MANIFEST_FILE).write_bytes(msgspec.json.encode(manifest))
+    cache.prepare(CONTENT, write)
+    assert {name for name, folder in old.items() if folder.exists()} == {"other", "newer"}
 
 
 def test_a_folder_that_cannot_be_written_is_a_setup_error(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from schemas.errors import SetupError
+from services.engine.weight_source import open_weights
 from services.models import hub, smollm2
 from services.models.registry import resolve
 from services.text.model import load_text
 from tests.models.default_model import DATA_DIR, default_model
-from tests.models.tiny_folder import write_folder
+from tests.models.tiny_folder import write_folder, write_json
 from tests.models.tiny_gguf import write_gguf
 
 
@@ -49,7 +50,8 @@ def test_a_gguf_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.Monke
     lines: list[str] = []
     files = resolve(path.name, "data", lines.append)
     assert (files.name, files.slug) == ("Tiny-Llama", "tiny-llama")
-    assert len(lines) == 3
+    assert lines == ["preparing Tiny-Llama, once (5 to 15 s)", "Tiny-Llama: rebuilding the tokenizer"]
+    assert files.weights == (Path(path.name),)
     moved = path.rename(tmp_path / "other.gguf")
     again = resolve(str(moved), "data", lines.append)
     assert (again.path, again.fingerprint, again.tokenizer_hash) == (
@@ -57,7 +59,9 @@ def test_a_gguf_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.Monke
         files.fingerprint,
         files.tokenizer_hash,
     )
-    assert len(lines) == 3
+    assert again.weights == (moved,) and len(lines) == 2
+    with pytest.raises(SetupError, match=r"Tiny-Llama\.Q4_0\.gguf are gone since the model was prepared"):
+        open_weights(files.weights, files.config)
     text = load_text(files)
     assert text.tokenizer.encode("hello<|im_end|>", special=True) == [263, 2]
     assert text.template is not None
@@ -95,18 +99,53 @@ def test_a_hub_id_is_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     calls: list[tuple[str, Any, bool]] = []
 
-    def snapshot(repository: str, revision: Any = None, local_files_only: bool = False, **_: Any) -> str:
+    def snapshot(
+        repository: str, revision: Any = None, local_files_only: bool = False, allow_patterns: Any = (), **_: Any
+    ) -> str:
         calls.append((repository, revision, local_files_only))
-        if local_files_only and not (tmp_path / "snapshot").exists():
+        folder = tmp_path / "snapshot"
+        if local_files_only and not folder.exists():
             raise LocalEntryNotFoundError("not here")
-        return str(write_folder(tmp_path / "snapshot"))
+        if not local_files_only:
+            write_folder(folder)
+            if "*.safetensors" not in allow_patterns:
+                (folder / "model.safetensors").unlink()
+        return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     files = resolve("org/Tiny-1B@v2", tmp_path / "data")
     assert (files.name, files.slug) == ("org/Tiny-1B", "tiny-1b")
     assert resolve("org/Tiny-1B@v2", tmp_path / "data") == files
-    assert [local for _, _, local in calls] == [True, False, True]
+    assert [local for _, _, local in calls] == [True, False, False, True]
     assert {call[:2] for call in calls} == {("org/Tiny-1B", "v2")}
+
+
+@pytest.mark.parametrize(
+    ("config", "adapter", "named"),
+    [
+        ({"model_type": "mixtral"}, None, "model_type 'mixtral' is not supported"),
+        ({"quantization_config": {"quant_method": "awq"}}, None, "quantization_config.quant_method='awq'"),
+        ({}, {"base_model_name_or_path": "org/base"}, "is a LoRA adapter .* its base model 'org/base'"),
+    ],
+)
+def test_a_model_that_is_refused_is_not_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Any, adapter: Any, named: str
+) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def snapshot(_: str, local_files_only: bool = False, allow_patterns: Any = (), **__: Any) -> str:
+        if local_files_only:
+            raise LocalEntryNotFoundError("not here")
+        assert "*.safetensors" not in allow_patterns
+        folder = write_folder(tmp_path / "snapshot", config=config)
+        if adapter:
+            write_json(folder / "adapter_config.json", adapter)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    with pytest.raises(SetupError, match=named):
+        resolve("org/name", tmp_path / "data")
 
 
 def test_without_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

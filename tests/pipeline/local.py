@@ -18,6 +18,7 @@ from services.bus.publish import submit_job
 from services.bus.reader import follow
 from services.bus.streams import ensure_consumers, ensure_streams
 from services.decode.role import DecodeRole
+from services.engine.arithmetics import Arithmetics
 from services.engine.model import Model
 from services.models.files import ModelFiles
 from services.prefill.role import PrefillRole
@@ -102,8 +103,11 @@ class LocalPipeline:
 async def run_pipeline(
     url: str, files: ModelFiles, text: TextModel, models: tuple[Model, Model], settings: tuple[Settings, Settings]
 ) -> AsyncIterator[LocalPipeline]:
-    """`models` and `settings`: of prefill, of decode."""
-    prefill, decode = (Runtime(own, files, text, model) for own, model in zip(settings, models, strict=True))
+    """`models` and `settings`: of prefill, of decode. Of two arithmetics they make a mixed build."""
+    arithmetics = Arithmetics(*(model.arithmetic for model in models))
+    prefill, decode = (
+        Runtime(own, files, text, model, arithmetics) for own, model in zip(settings, models, strict=True)
+    )
     async with contextlib.AsyncExitStack() as stack:
         bus = await stack.enter_async_context(await Bus.connect(url, "client", settings[0].bus))
         await ensure_streams(bus, text.slug)

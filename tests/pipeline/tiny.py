@@ -72,6 +72,14 @@ def tiny_models() -> tuple[Model, Model, Model]:
     return ReferenceModel(files, arithmetic), ReferenceModel(files, arithmetic), ReferenceModel(files, arithmetic)
 
 
+@cache
+def tiny_model(dtype: str) -> Model:
+    """For mixed builds: a model for each arithmetic."""
+    torch.set_num_threads(1)
+    files = tiny_files()
+    return ReferenceModel(files, choose_arithmetic(ModelConfig.from_hf(files.config), dtype))
+
+
 def _weights(vocab_size: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(5)
 

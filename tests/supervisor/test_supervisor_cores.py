@@ -7,18 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import SetupError
+from services.settings import parse_cores
 from services.supervisor import cores
 
 
 def test_lists_and_ranges_of_cores() -> None:
-    assert cores.parse("0,2-4,3") == [0, 2, 3, 4]
-    assert cores.parse("") == []
+    assert parse_cores("0,2-4,3") == [0, 2, 3, 4]
+    assert parse_cores("") == []
 
 
 @pytest.mark.parametrize("text", ["a", "1-", "-1", "1;2"])
 def test_what_is_no_list_of_cores_is_refused(text: str) -> None:
     with pytest.raises(SetupError, match=r"compute\.cores"):
-        cores.parse(text)
+        parse_cores(text)
 
 
 def test_two_workers_on_two_cores_own_one_each() -> None:
@@ -27,7 +28,7 @@ def test_two_workers_on_two_cores_own_one_each() -> None:
 
 @given(st.sets(st.integers(0, 300), min_size=1, max_size=64), st.integers(1, 20))
 def test_shares_are_even_and_disjoint_and_leave_no_core_idle(have: set[int], num_workers: int) -> None:
-    shares = [cores.parse(share) for share in cores.share(sorted(have), num_workers)]
+    shares = [parse_cores(share) for share in cores.share(sorted(have), num_workers)]
     assert len(shares) == num_workers
     sizes = [len(share) for share in shares]
     assert min(sizes) >= 1

@@ -54,6 +54,9 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         pass
 
 
+CREW = plan.Crew(prefill=1, decode=2)
+
+
 def test_a_taken_port_is_refused_with_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -65,7 +68,7 @@ def test_a_taken_port_is_refused_with_what_to_do() -> None:
 def test_children_get_the_real_addresses_their_own_cores_and_ports() -> None:
     asked = config.load(env={}, overrides={"compute.cores": "0-3", "api.port": 0, "api.metrics_port": 9000})
     settings = plan.with_addresses(asked, "nats://here:1", 1234)
-    programs = plan.pipeline_programs(settings, 1, 2)
+    programs = plan.pipeline_programs(settings, CREW)
     loaded = {program.name: config.load(env=program.env) for program in programs}
     assert list(loaded) == ["prefill-0", "decode-0", "decode-1", "gateway"]
     assert [loaded[name].compute.cores for name in ("prefill-0", "decode-0", "decode-1")] == ["0,1", "2", "3"]
@@ -75,14 +78,21 @@ def test_children_get_the_real_addresses_their_own_cores_and_ports() -> None:
     assert plan.crowded(settings, 5)
 
 
+def test_a_crew_of_one_does_both_on_all_cores() -> None:
+    settings = config.load(env={}, overrides={"compute.cores": "0-3"})
+    (program,) = plan.worker_programs(settings, plan.Crew(0, 0, 1))
+    assert (program.name, program.argv[-3:]) == ("both-0", ["worker", "--role", "both"])
+    assert config.load(env=program.env).compute.cores == "0,1,2,3"
+
+
 def test_workers_that_replace_others_have_ports_of_their_own() -> None:
     asked = config.load(env={}, overrides={"compute.cores": "0-3", "api.metrics_port": 9000})
     settings = plan.with_addresses(asked, "nats://here:1", 1234)
-    first = plan.worker_programs(settings, 1, 2)
-    mixed = [*plan.worker_programs(settings, 1, 2, beside=first)[:2], first[2]]  # a rollout that was given up
+    first = plan.worker_programs(settings, CREW)
+    mixed = [*plan.worker_programs(settings, CREW, beside=first)[:2], first[2]]  # a rollout that was given up
     ports = [[config.load(env=program.env).api.metrics_port for program in programs] for programs in (first, mixed)]
     assert ports == [[9001, 9002, 9003], [9004, 9005, 9003]]
-    third = plan.worker_programs(settings, 1, 2, rolling=True, beside=mixed)
+    third = plan.worker_programs(settings, CREW, rolling=True, beside=mixed)
     assert [config.load(env=program.env).api.metrics_port for program in third] == [9001, 9002, 9006]
     assert all(program.argv[-1] == "--rolling" for program in third)
     assert not any("--rolling" in program.argv for program in first)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,10 +28,10 @@ STOP_TIMEOUT_S = 30.0
 class Up:
     """A running `kvrelay up`; `data_dir` has the converted model in it."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, *arguments: str) -> None:
         self.data_dir = data_dir
         small = ["--set", "scheduler.max_sequences=2", "--set", "api.log_level=warning"]
-        command = [*KVRELAY, "up", "--port", "0", "--data", str(data_dir), *small]
+        command = [*KVRELAY, "up", "--port", "0", "--data", str(data_dir), *small, *arguments]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8")
         assert self.process.stdout is not None
         self.ready = self.process.stdout.readline().split()
@@ -52,13 +53,20 @@ class Up:
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    data_dir = tmp_path_factory.mktemp("up")
+    with started(tmp_path_factory.mktemp("up")) as running:
+        yield running
+
+
+@contextmanager
+def started(data_dir: Path, *arguments: str) -> Iterator[Up]:
     (data_dir / "models").symlink_to(default_model().path.parent)
-    running = Up(data_dir)
-    yield running
-    running.process.kill()
-    with running.process:
-        running.process.wait()
+    running = Up(data_dir, *arguments)
+    try:
+        yield running
+    finally:
+        running.process.kill()
+        with running.process:
+            running.process.wait()
 
 
 def test_it_says_where_it_is_once_it_is_ready(up: Up) -> None:
@@ -68,6 +76,14 @@ def test_it_says_where_it_is_once_it_is_ready(up: Up) -> None:
     assert set(up.running.pids) == {"nats", "prefill-0", "decode-0", "gateway"}
     with urllib.request.urlopen(f"{http_url}/ready") as answer:
         assert json.load(answer)["state"] == "ok"
+
+
+def test_one_worker_may_do_both(tmp_path: Path) -> None:
+    with started(tmp_path, "--both", "1") as up:
+        assert set(up.running.pids) == {"nats", "both-0", "gateway"}
+        assert up.generate(FRANCE) == ANSWER
+        with urllib.request.urlopen(f"{up.ready[1]}/ready") as answer:
+            assert json.load(answer)["state"] == "ok"
 
 
 def test_a_job_is_answered_and_told_as_events(up: Up) -> None:

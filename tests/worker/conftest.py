@@ -104,6 +104,7 @@ class Worker:
             pool=self.pool,
             context_pages=1,
             store=KVStore([], IDENTITY, GEOMETRY),
+            other_stores=[],
             blocks=SimpleNamespace(),
             place="here",
             pinned=SimpleNamespace(prefixes=[], refresh=lambda: False),

@@ -105,8 +105,8 @@ KVR_API int64_t kvr_linear_bytes(const kvr_linear* linear) {
 
 KVR_API uint8_t* kvr_linear_quants(kvr_linear* linear, int32_t part) { return linear->parts[part].quants.get(); }
 
-KVR_API kvr_model* kvr_model_new(const kvr_shape* shape, int32_t threads, const int32_t* cores) {
-    return new (std::nothrow) kvr_model(*shape, threads, cores);
+KVR_API kvr_model* kvr_model_new(const kvr_shape* shape, int32_t threads, int32_t own, const int32_t* lent, int32_t num_lent) {
+    return new (std::nothrow) kvr_model(*shape, threads, own, std::vector<int32_t>(lent, lent + num_lent));
 }
 
 KVR_API void kvr_model_free(kvr_model* model) { delete model; }
@@ -177,7 +177,7 @@ KVR_API void kvr_append(const float* x, int32_t kv_format, int32_t kv_heads, int
 }
 
 KVR_API int kvr_attend(const kvr_shape* shape, const kvr_pass* pass, int32_t layer, const float* q, float* out) {
-    kvr::Model model(*shape, pass->threads, nullptr);
+    kvr::Model model(*shape, pass->threads, pass->threads, {});
     return model.attend_only(*pass, layer, q, out);
 }
 

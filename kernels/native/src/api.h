@@ -28,17 +28,20 @@ typedef struct {
 } kvr_sampling;
 
 // Rows of one pass. Span s has `span_rows[s]` rows from position `span_start[s]` on, and its pages begin at
-// `pages[span_pages[s]]`. `logits`: [num_logits, vocab] or null. `draws`, `sampled`, `status`: [num_logits] or null;
-// status 0 ok, 1 not finite. `finite`: [rows] or null. `threads` may fall to 1 in mid-pass, when `*revoked` is not 0.
+// `pages[span_pages[s]]`. `logit_rows`: [num_logits], ascending; `logits`: [num_logits, vocab] or null. Draw i is from
+// the logits of number `draw_from[i]`, its id goes to `sampled[i]` and to `status[i]` 0, or 1 where they are not finite.
+// `finite`: [rows] or null. Only the first `own_threads` go on
+// once `*revoked` is not 0 (or null: all do).
 typedef struct {
-    int32_t rows, spans, num_logits, threads, page_tokens;
-    const int32_t *token_ids, *span_start, *span_rows, *span_pages, *pages, *logit_rows;
+    int32_t rows, spans, num_logits, num_draws, threads, page_tokens;
+    const int32_t *token_ids, *span_start, *span_rows, *span_pages, *pages, *logit_rows, *draw_from;
     uint8_t* pool;
     float* logits;
     const kvr_sampling* draws;
     uint32_t* sampled;
     uint8_t *status, *finite;
     const int32_t* revoked;
+    int32_t own_threads;
 } kvr_pass;
 
 const char* kvr_isa(void);
@@ -51,7 +54,8 @@ int kvr_linear_bias(kvr_linear* linear, const float* bias);
 int64_t kvr_linear_bytes(const kvr_linear* linear);
 uint8_t* kvr_linear_quants(kvr_linear* linear, int32_t part);
 
-kvr_model* kvr_model_new(const kvr_shape* shape, int32_t threads, const int32_t* cores);
+// `threads` with the caller; those from `own` on run on the `num_lent` cores of `lent`.
+kvr_model* kvr_model_new(const kvr_shape* shape, int32_t threads, int32_t own, const int32_t* lent, int32_t num_lent);
 void kvr_model_free(kvr_model* model);
 int kvr_model_layer(kvr_model* model, int32_t number, const float* attention_norm, const float* mlp_norm,
                     const float* q_norm, const float* k_norm, const kvr_linear* qkv, const kvr_linear* out,

@@ -40,10 +40,12 @@ struct KvShape {
 
 constexpr int kBlockKeys = 64;  // keys whose weights are summed together: part of the arithmetic
 
-/// Up to 64 consecutive keys of one head: `values` at token 0, `scales` (or null) likewise.
+/// Up to 64 consecutive keys of one head: `values` at token 0, `scales` (or null) likewise; `ahead`, or null: what will
+/// be read next, as much, and had better be on its way.
 struct Keys {
     const uint8_t* values;
     const float* scales;
+    const uint8_t* ahead;
 };
 
 /// What a row and head have of one block of keys: [dim] sums, the largest score, the sum of weights.

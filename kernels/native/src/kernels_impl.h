@@ -18,9 +18,9 @@ namespace {
 
 constexpr int kTileRows = KVR_TILE_ROWS;  // rows that share unpacked weights, as the registers allow: 8 or 4
 
-inline F exp16(F x) {
-    const F clamped = max(x, set1(-86.0f));  // NaN becomes -86 here
-    const F n = rint(mul(clamped, set1(1.44269504f)));
+/// exp of what is at most 88. NaN stays: `max` and `if_below` let it through.
+inline F exp_below(F x) {
+    const F lowest = set1(-86.0f), clamped = max(lowest, x), n = rint(mul(clamped, set1(1.44269504f)));
     const F r = fma(n, set1(2.12194440e-4f), fma(n, set1(-0.693359375f), clamped));
     F p = set1(1.9875691500e-4f);
     p = fma(p, r, set1(1.3981999507e-3f));
@@ -29,11 +29,10 @@ inline F exp16(F x) {
     p = fma(p, r, set1(1.6666665459e-1f));
     p = fma(p, r, set1(5.0000001201e-1f));
     const F y = add(fma(p, mul(r, r), r), set1(1.0f));
-    const F scaled = from_bits(add(bits(y), shift_left_23(to_int(n))));
-    const F finite = add(scaled, sub(x, x));  // NaN comes back
-    const F below = if_below(set1(88.0f), x, set1(INFINITY), finite);
-    return if_below(x, set1(-86.0f), zero(), below);
+    return if_below(x, lowest, zero(), times_power(y, n));
 }
+
+inline F exp16(F x) { return if_below(set1(88.0f), x, set1(INFINITY), exp_below(x)); }
 
 void exp_all(const float* x, float* y, int64_t count) {
     for (int64_t i = 0; i < count; i += 16) store(y + i, exp16(load(x + i)));
@@ -277,7 +276,7 @@ void append(const float* x, const KvShape& shape, uint8_t* side, int32_t token) 
             case KvInt4:
                 whole_numbers(x, shape.dim, 7, whole, scales + slot);
                 for (int32_t i = 0; i < shape.dim / 2; ++i)
-                    to[i] = static_cast<uint8_t>((whole[2 * i] & 15) | whole[2 * i + 1] << 4);
+                    to[i] = static_cast<uint8_t>((whole[2 * i] & 15) | (whole[2 * i + 1] & 15) << 4);
                 break;
         }
     }
@@ -293,6 +292,16 @@ inline F values16(const uint8_t* token, int32_t i) {
     }
 }
 
+template <KvFormat Fmt>
+inline int64_t bytes_of(int32_t dim) {
+    return Fmt == KvFloat ? 4LL * dim : Fmt == KvBf16 ? 2LL * dim : Fmt == KvInt8 ? dim : dim / 2;
+}
+
+/// A head's block is too short for the processor to see that it will be read on and on.
+inline void prefetch_token(const uint8_t* token, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) prefetch(token + i);
+}
+
 /// Scores of up to 64 keys, the others made -infinity -> weights in place; the largest score, the sum of weights.
 inline void softmax64(float* s, int32_t seen, float* largest, float* weight) {
     for (int32_t k = seen; k < kBlockKeys; ++k) s[k] = -INFINITY;
@@ -301,7 +310,7 @@ inline void softmax64(float* s, int32_t seen, float* largest, float* weight) {
     const float m = max_lane(max(max(v[0], v[1]), max(v[2], v[3])));
     F sum = zero();
     for (int i = 0; i < 4; ++i) {
-        v[i] = exp16(sub(v[i], set1(m)));
+        v[i] = exp_below(sub(v[i], set1(m)));
         sum = add(sum, v[i]);
         store(s + 16 * i, v[i]);
     }
@@ -320,13 +329,14 @@ template <KvFormat Fmt, int H, int J>
 inline void attend_row(const KvShape& shape, Keys k, Keys v, const float* q, int32_t seen, float* const* sums,
                        float* const* largest, float* const* weight) {
     const int32_t dim = J ? 16 * J : shape.dim;
-    const int64_t stride = shape.token_bytes();
+    const int64_t stride = bytes_of<Fmt>(dim);
     alignas(64) float s[H][kBlockKeys];
     for (int32_t begin = 0; begin < seen; begin += 16) {
         F lanes[H][16];
         const int32_t end = seen - begin < 16 ? seen - begin : 16;
         for (int32_t t = 0; t < end; ++t) {
             const uint8_t* token = k.values + (begin + t) * stride;
+            if (k.ahead) prefetch_token(k.ahead + (begin + t) * stride, stride);
             F acc[H];
             for (int h = 0; h < H; ++h) acc[h] = zero();
             for (int32_t i = 0; i < dim; i += 16) {
@@ -344,13 +354,15 @@ inline void attend_row(const KvShape& shape, Keys k, Keys v, const float* q, int
         softmax64(s[h], seen, largest[h], weight[h]);
         if (v.scales) times_scales(s[h], v.scales, seen);
     }
-    constexpr int kColumns = J ? J : 1;
+    constexpr int kColumns = J % 4 == 0 && J > 0 ? 4 : 1;
     for (int32_t i = 0; i < dim; i += 16 * kColumns) {
         F acc[H][kColumns];
         for (int h = 0; h < H; ++h)
             for (int j = 0; j < kColumns; ++j) acc[h][j] = zero();
         for (int32_t t = 0; t < seen; ++t) {
             const uint8_t* token = v.values + t * stride;
+            if (v.ahead && i == 0) prefetch_token(v.ahead + t * stride, stride);
+            KVR_UNROLL
             for (int j = 0; j < kColumns; ++j) {
                 const F value = values16<Fmt>(token, i + 16 * j);
                 for (int h = 0; h < H; ++h) acc[h][j] = fma(set1(s[h][t]), value, acc[h][j]);
@@ -383,23 +395,27 @@ void attend_rows(const KvShape& shape, Keys k, Keys v, int32_t group, const Read
 }
 
 /// The first `count` tokens as float32, [count, dim].
-void widen(const KvShape& shape, const uint8_t* values, int32_t count, float* to) {
+void widen(const KvShape& shape, const Keys& keys, int32_t count, float* to) {
     const int64_t stride = shape.token_bytes();
-    for (int32_t t = 0; t < count; ++t, values += stride, to += shape.dim)
+    const uint8_t* values = keys.values;
+    for (int32_t t = 0; t < count; ++t, values += stride, to += shape.dim) {
+        if (keys.ahead) prefetch_token(keys.ahead + t * stride, stride);
         for (int32_t i = 0; i < shape.dim; i += 16) switch (shape.format) {
                 case KvBf16: store(to + i, values16<KvBf16>(values, i)); break;
                 case KvInt8: store(to + i, values16<KvInt8>(values, i)); break;
                 case KvInt4: store(to + i, values16<KvInt4>(values, i)); break;
                 case KvFloat: store(to + i, values16<KvFloat>(values, i)); break;
             }
+    }
 }
 
 template <KvFormat Fmt>
 void attend_rows_of(const KvShape& shape, Keys k, Keys v, int32_t group, const Reader* readers, int32_t num) {
-    if (shape.dim == 64)
-        attend_rows<Fmt, 4>(shape, k, v, group, readers, num);
-    else
-        attend_rows<Fmt, 0>(shape, k, v, group, readers, num);
+    switch (shape.dim) {
+        case 64: attend_rows<Fmt, 4>(shape, k, v, group, readers, num); break;
+        case 128: attend_rows<Fmt, 8>(shape, k, v, group, readers, num); break;
+        default: attend_rows<Fmt, 0>(shape, k, v, group, readers, num); break;
+    }
 }
 
 void attend_few(const KvShape& shape, Keys k, Keys v, int32_t group, const Reader* readers, int32_t num_readers,
@@ -410,8 +426,9 @@ void attend_few(const KvShape& shape, Keys k, Keys v, int32_t group, const Reade
         KvShape wide = shape;
         wide.format = KvFloat;
         float *keys = scratch, *values = scratch + kBlockKeys * shape.dim;
-        widen(shape, k.values, most, keys);
-        widen(shape, v.values, most, values);
+        widen(shape, k, most, keys);
+        widen(shape, v, most, values);
+        k.ahead = v.ahead = nullptr;
         k.values = reinterpret_cast<const uint8_t*>(keys);
         v.values = reinterpret_cast<const uint8_t*>(values);
         attend_rows_of<KvFloat>(wide, k, v, group, readers, num_readers);
@@ -425,48 +442,61 @@ void attend_few(const KvShape& shape, Keys k, Keys v, int32_t group, const Reade
     }
 }
 
-/// Lane l of sixteen: the products of one row's queries l, l + 16, ... with those of 16 keys, one key a lane.
-template <int R>
+/// Lane l of sixteen: the products of the queries l, l + 16, ... of `R` rows with those of 16 keys, one key a lane.
+template <int R, int J>
 inline void chains(const float* q, int32_t dim, const float* transposed, int32_t lane, F* acc) {
+    const int32_t steps = J ? J : dim / 16;
     const F first = load(transposed + lane * kBlockKeys);
+    KVR_UNROLL
     for (int r = 0; r < R; ++r) acc[r] = mul(set1(q[r * dim + lane]), first);
-    for (int32_t d = lane + 16; d < dim; d += 16) {
-        const F key = load(transposed + d * kBlockKeys);
-        for (int r = 0; r < R; ++r) acc[r] = fma(set1(q[r * dim + d]), key, acc[r]);
+    KVR_UNROLL
+    for (int32_t j = 1; j < steps; ++j) {
+        const F key = load(transposed + (16 * j + lane) * kBlockKeys);
+        KVR_UNROLL
+        for (int r = 0; r < R; ++r) acc[r] = fma(set1(q[r * dim + 16 * j + lane]), key, acc[r]);
     }
 }
 
-/// Scores of `R` rows with 16 keys. The same sums as `tree16`, with keys in the lanes instead of dimensions.
-template <int R>
+/// The chains of lanes `a` and `b`, added.
+template <int R, int J>
+inline void pair(const float* q, int32_t dim, const float* transposed, int32_t a, int32_t b, F* sum) {
+    F other[R];
+    chains<R, J>(q, dim, transposed, a, sum);
+    chains<R, J>(q, dim, transposed, b, other);
+    KVR_UNROLL
+    for (int r = 0; r < R; ++r) sum[r] = add(sum[r], other[r]);
+}
+
+/// Scores of `R` rows with 16 keys: the sums of `tree16`, with keys in the lanes instead of dimensions.
+template <int R, int J>
 inline void scores16(const float* q, int32_t dim, const float* transposed, F* s) {
-    F t2[2][R];
+    F half[2][R];
+    KVR_UNROLL
     for (int i = 0; i < 2; ++i) {
-        F a[R], b[R], c[R];
-        chains<R>(q, dim, transposed, i, a);
-        chains<R>(q, dim, transposed, i + 8, b);
-        for (int r = 0; r < R; ++r) a[r] = add(a[r], b[r]);
-        chains<R>(q, dim, transposed, i + 4, b);
-        chains<R>(q, dim, transposed, i + 12, c);
-        for (int r = 0; r < R; ++r) a[r] = add(a[r], add(b[r], c[r]));
-        F e[R];
-        chains<R>(q, dim, transposed, i + 2, b);
-        chains<R>(q, dim, transposed, i + 10, c);
-        for (int r = 0; r < R; ++r) e[r] = add(b[r], c[r]);
-        chains<R>(q, dim, transposed, i + 6, b);
-        chains<R>(q, dim, transposed, i + 14, c);
-        for (int r = 0; r < R; ++r) t2[i][r] = add(a[r], add(e[r], add(b[r], c[r])));
+        F b[R], c[R];
+        pair<R, J>(q, dim, transposed, i, i + 8, half[i]);
+        pair<R, J>(q, dim, transposed, i + 4, i + 12, b);
+        KVR_UNROLL
+        for (int r = 0; r < R; ++r) half[i][r] = add(half[i][r], b[r]);
+        pair<R, J>(q, dim, transposed, i + 2, i + 10, b);
+        pair<R, J>(q, dim, transposed, i + 6, i + 14, c);
+        KVR_UNROLL
+        for (int r = 0; r < R; ++r) half[i][r] = add(half[i][r], add(b[r], c[r]));
     }
-    for (int r = 0; r < R; ++r) s[r] = add(t2[0][r], t2[1][r]);
+    KVR_UNROLL
+    for (int r = 0; r < R; ++r) s[r] = add(half[0][r], half[1][r]);
 }
 
-template <int R>
-inline void attend_quad(int32_t dim, int32_t most, const float* transposed, const float* values, const Keys& k,
+template <int R, int J>
+inline void attend_quad(int32_t any_dim, int32_t most, const float* transposed, const float* values, const Keys& k,
                         const Keys& v, const float* q, const int32_t* seen, Partial to, int64_t sums_step,
                         int64_t each_step) {
+    const int32_t dim = J ? 16 * J : any_dim;
     alignas(64) float s[R][kBlockKeys];
     for (int32_t begin = 0; begin < most; begin += 16) {
+        asm volatile("" ::: "memory");  // or the compiler spreads the queries over the lanes once, on the stack
         F lanes[R];
-        scores16<R>(q, dim, transposed + begin, lanes);
+        scores16<R, J>(q, dim, transposed + begin, lanes);
         for (int r = 0; r < R; ++r) store(s[r] + begin, lanes[r]);
     }
     for (int r = 0; r < R; ++r) {
@@ -476,43 +506,48 @@ inline void attend_quad(int32_t dim, int32_t most, const float* transposed, cons
     }
     int32_t least = seen[0];
     for (int r = 1; r < R; ++r) least = seen[r] < least ? seen[r] : least;
-    for (int32_t i = 0; i < dim; i += 64) {
-        const int columns = dim - i < 64 ? (dim - i) / 16 : 4;
-        F acc[R][4];
+    constexpr int kColumns = J % 4 == 0 && J > 0 ? 4 : 1;
+    for (int32_t i = 0; i < dim; i += 16 * kColumns) {
+        F acc[R][kColumns];
         for (int r = 0; r < R; ++r)
-            for (int j = 0; j < 4; ++j) acc[r][j] = zero();
+            for (int j = 0; j < kColumns; ++j) acc[r][j] = zero();
         for (int32_t t = 0; t < least; ++t) {
-            F value[4];
-            for (int j = 0; j < 4; ++j) value[j] = j < columns ? load(values + t * dim + i + 16 * j) : zero();
+            F value[kColumns];
+            KVR_UNROLL
+            for (int j = 0; j < kColumns; ++j) value[j] = load(values + t * dim + i + 16 * j);
+            KVR_UNROLL
             for (int r = 0; r < R; ++r)
-                for (int j = 0; j < 4; ++j) acc[r][j] = fma(set1(s[r][t]), value[j], acc[r][j]);
+                for (int j = 0; j < kColumns; ++j) acc[r][j] = fma(set1(s[r][t]), value[j], acc[r][j]);
         }
         // A value that a row may not see is in no sum of it, not even times 0: it may be infinite, or 0 be negative.
         for (int r = 0; r < R; ++r)
             for (int32_t t = least; t < seen[r]; ++t)
-                for (int j = 0; j < columns; ++j)
+                for (int j = 0; j < kColumns; ++j)
                     acc[r][j] = fma(set1(s[r][t]), load(values + t * dim + i + 16 * j), acc[r][j]);
         for (int r = 0; r < R; ++r)
-            for (int j = 0; j < columns; ++j) store(to.sums + r * sums_step + i + 16 * j, acc[r][j]);
+            for (int j = 0; j < kColumns; ++j) store(to.sums + r * sums_step + i + 16 * j, acc[r][j]);
     }
 }
 
-void attend_many(const KvShape& shape, Keys k, Keys v, const float* q, const int32_t* seen, int32_t rows, Partial to,
-                 int64_t sums_step, int64_t each_step, float* scratch) {
+template <int J>
+void attend_many_of(const KvShape& shape, Keys k, Keys v, const float* q, const int32_t* seen, int32_t rows, Partial to,
+                    int64_t sums_step, int64_t each_step, float* scratch) {
     const int32_t dim = shape.dim;
     int32_t most = 0;
     for (int32_t r = 0; r < rows; ++r) most = seen[r] > most ? seen[r] : most;
     float *transposed = scratch, *values = transposed + kBlockKeys * dim, *wide = values + kBlockKeys * dim;
-    widen(shape, k.values, most, wide);
-    for (int32_t t = 0; t < kBlockKeys; ++t)
-        for (int32_t d = 0; d < dim; ++d) transposed[d * kBlockKeys + t] = t < most ? wide[t * dim + d] : 0.0f;
-    widen(shape, v.values, most, values);
+    widen(shape, k, most, wide);
+    std::memset(wide + most * dim, 0, sizeof(float) * static_cast<size_t>((kBlockKeys - most) * dim));
+    for (int32_t t = 0; t < most; t += 16)
+        for (int32_t d = 0; d < dim; d += 16)
+            transpose16(wide + t * dim + d, dim, transposed + d * kBlockKeys + t, kBlockKeys);
+    widen(shape, v, most, values);
     while (rows > 0) {
         const int32_t count = rows >= 4 ? 4 : 1;
         if (count == 4)
-            attend_quad<4>(dim, most, transposed, values, k, v, q, seen, to, sums_step, each_step);
+            attend_quad<4, J>(dim, most, transposed, values, k, v, q, seen, to, sums_step, each_step);
         else
-            attend_quad<1>(dim, most, transposed, values, k, v, q, seen, to, sums_step, each_step);
+            attend_quad<1, J>(dim, most, transposed, values, k, v, q, seen, to, sums_step, each_step);
         q += count * dim;
         seen += count;
         to.sums += count * sums_step;
@@ -522,13 +557,22 @@ void attend_many(const KvShape& shape, Keys k, Keys v, const float* q, const int
     }
 }
 
+void attend_many(const KvShape& shape, Keys k, Keys v, const float* q, const int32_t* seen, int32_t rows, Partial to,
+                 int64_t sums_step, int64_t each_step, float* scratch) {
+    switch (shape.dim) {
+        case 64: attend_many_of<4>(shape, k, v, q, seen, rows, to, sums_step, each_step, scratch); break;
+        case 128: attend_many_of<8>(shape, k, v, q, seen, rows, to, sums_step, each_step, scratch); break;
+        default: attend_many_of<0>(shape, k, v, q, seen, rows, to, sums_step, each_step, scratch); break;
+    }
+}
+
 void combine(const float* sums, const float* largest, const float* weight, int32_t blocks, int32_t dim, float* out) {
     float top = largest[0];
     for (int32_t b = 1; b < blocks; ++b) top = largest[b] > top ? largest[b] : top;
     float total = 0.0f;
     for (int32_t i = 0; i < dim; i += 16) store(out + i, zero());
     for (int32_t b = 0; b < blocks; ++b) {
-        const F c = exp16(set1(largest[b] - top));
+        const F c = exp_below(set1(largest[b] - top));
         alignas(64) float lanes[16];
         store(lanes, c);
         total = std::fmaf(lanes[0], weight[b], total);

@@ -18,8 +18,8 @@ int64_t at_least_one(int64_t x) { return x < 1 ? 1 : x; }
 
 }  // namespace
 
-Model::Model(const kvr_shape& shape, int32_t threads, const int32_t* cores)
-    : shape(shape), layers(static_cast<size_t>(shape.layers)), team_(threads, cores) {
+Model::Model(const kvr_shape& shape, int32_t threads, int32_t own, const std::vector<int32_t>& lent)
+    : shape(shape), layers(static_cast<size_t>(shape.layers)), team_(threads, own, lent) {
     num_pieces_ = shape.layers * kPhases + 8;
     pieces_ = std::make_unique<Pieces[]>(static_cast<size_t>(num_pieces_));
 }
@@ -46,7 +46,7 @@ int Model::attend_only(const kvr_pass& pass, int32_t layer, const float* q, floa
     team_.run(
         [](void* context, int32_t thread, int32_t) {
             Call* call = static_cast<Call*>(context);
-            Worker worker{thread, 0};
+            Worker worker{thread, call->model->threads_, 0};
             call->model->attend(call->layer, worker);
         },
         &call, threads_);
@@ -67,8 +67,7 @@ bool Model::prepare(const kvr_pass& pass) {
     threads_ = std::clamp(pass.threads, 1, team_.size());
     kv_ = {static_cast<KvFormat>(shape.kv_format), shape.kv_heads, pass.page_tokens, shape.head_dim};
     page_bytes_ = 2LL * shape.layers * kv_.side_bytes();
-    barrier_.reset(threads_);
-    alone_.store(false);
+    staying_ = threads_;
     for (int32_t i = 0; i < num_pieces_; ++i) pieces_[i].reset();
     plan_rows(pass);
     plan_shared(pass);
@@ -165,11 +164,11 @@ void Model::in_pieces(Worker& worker, int64_t count, int64_t size, Use use) {
     Pieces& pieces = pieces_[worker.phase++];
     for (int64_t i = pieces.take(size); i < count; i = pieces.take(size))
         for (int64_t j = i; j < std::min(i + size, count); ++j) use(j);
-    barrier_.wait();
+    barrier_.wait(worker.threads);
 }
 
 void Model::work(int32_t thread) {
-    Worker worker{thread, 0};
+    Worker worker{thread, threads_, 0};
     in_pieces(worker, pass_->rows, 4, [&](int64_t row) { embed(row); });
     for (int32_t number = 0; number < shape.layers; ++number) {
         if (leaves(worker)) return;
@@ -178,16 +177,14 @@ void Model::work(int32_t thread) {
     finish(worker);
 }
 
-/// Helpers leave when their cores are wanted back; the caller goes on alone.
+/// Helpers on lent cores leave when these are wanted back; the others go on.
 bool Model::leaves(Worker& worker) {
-    if (pass_->revoked == nullptr || threads_ == 1) return false;
-    if (worker.thread == 0 && __atomic_load_n(pass_->revoked, __ATOMIC_RELAXED) != 0) alone_.store(true);
-    barrier_.wait();
-    if (!alone_.load()) return false;
-    if (worker.thread != 0) return true;
-    threads_ = 1;
-    barrier_.reset(1);
-    return false;
+    const int32_t own = std::clamp(pass_->own_threads, 1, worker.threads);
+    if (pass_->revoked == nullptr || worker.threads == own) return false;
+    if (worker.thread == 0 && __atomic_load_n(pass_->revoked, __ATOMIC_RELAXED) != 0) staying_ = own;
+    barrier_.wait(worker.threads);
+    worker.threads = staying_;
+    return worker.thread >= worker.threads;
 }
 
 void Model::embed(int64_t row) { embedding->row(pass_->token_ids[row], x_.get() + row * shape.hidden); }
@@ -226,7 +223,7 @@ void Model::compute_layer(int32_t number, Worker& worker) {
 void Model::multiply(const Linear& linear, const Activations& x, int64_t rows, float* out, int64_t stride, bool adds,
                      Worker& worker) {
     const int32_t tiles = linear.num_tiles();
-    const int32_t size = std::clamp(tiles / (8 * threads_), 1, 64), chunks = (tiles + size - 1) / size;
+    const int32_t size = std::clamp(tiles / (8 * worker.threads), 1, 64), chunks = (tiles + size - 1) / size;
     const int64_t panels = (rows + kPanelRows - 1) / kPanelRows;
     in_pieces(worker, panels * chunks, 1, [&](int64_t piece) {
         const int64_t begin = piece / chunks * kPanelRows;
@@ -261,9 +258,8 @@ void Model::attend(int32_t number, Worker& worker) {
             attend_tile(number, tiles_[i / heads], static_cast<int32_t>(i % heads), scratch);
         });
     if (few_.empty()) return;
-    in_pieces(worker, shared, std::clamp<int64_t>(shared / (8 * threads_), 1, 4), [&](int64_t i) {
-        attend_shared(number, shared_[i / heads], static_cast<int32_t>(i % heads), scratch);
-    });
+    in_pieces(worker, shared, std::clamp<int64_t>(shared / (4 * worker.threads), 1, 12),
+              [&](int64_t i) { attend_shared(number, i, scratch); });
     in_pieces(worker, static_cast<int64_t>(few_.size()), 1, [&](int64_t i) { combine_row(i); });
 }
 
@@ -276,7 +272,7 @@ Keys Model::keys_of(int32_t number, int32_t which, int32_t head, const int32_t* 
         const uint8_t* from = side(pages[first / tokens], number, which);
         const int64_t slot = static_cast<int64_t>(head) * tokens + first % tokens;
         const float* scales = reinterpret_cast<const float*>(from + kv_.values_bytes());
-        return {from + slot * each, kv_.scaled() ? scales + slot : nullptr};
+        return {from + slot * each, kv_.scaled() ? scales + slot : nullptr, nullptr};
     }
     float* scales = reinterpret_cast<float*>(copy + kBlockKeys * each);
     for (int32_t done = 0; done < count;) {
@@ -287,20 +283,30 @@ Keys Model::keys_of(int32_t number, int32_t which, int32_t head, const int32_t* 
         if (kv_.scaled()) std::memcpy(scales + done, from + kv_.values_bytes() + 4 * slot, 4 * static_cast<size_t>(run));
         done += run;
     }
-    return {copy, kv_.scaled() ? scales : nullptr};
+    return {copy, kv_.scaled() ? scales : nullptr, nullptr};
 }
 
-void Model::attend_shared(int32_t number, const Shared& shared, int32_t head, float* scratch) {
+void Model::attend_shared(int32_t number, int64_t piece, float* scratch) {
     constexpr int32_t kMost = 32;
     const int32_t group = shape.heads / shape.kv_heads, dim = shape.head_dim;
+    const Shared& shared = shared_[piece / shape.kv_heads];
+    const int32_t head = static_cast<int32_t>(piece % shape.kv_heads);
+    const bool is_last = piece + 1 == static_cast<int64_t>(shared_.size()) * shape.kv_heads;
+    const Shared* next = is_last ? nullptr : &shared_[(piece + 1) / shape.kv_heads];
+    const int32_t next_head = static_cast<int32_t>((piece + 1) % shape.kv_heads);
     const int32_t* pages = pass_->pages + pass_->span_pages[shared.span];
     alignas(64) uint8_t copies[2][kBlockKeys * (256 * 4 + 4)];
     int32_t most = 0;
     for (int32_t i = shared.begin; i < shared.end; ++i)
         most = std::max(most, positions_[few_[readers_[i]].row] - shared.block * kBlockKeys + 1);
     most = std::min(most, kBlockKeys);
-    const Keys k = keys_of(number, 0, head, pages, shared.block, most, copies[0]);
-    const Keys v = keys_of(number, 1, head, pages, shared.block, most, copies[1]);
+    Keys k = keys_of(number, 0, head, pages, shared.block, most, copies[0]);
+    Keys v = keys_of(number, 1, head, pages, shared.block, most, copies[1]);
+    if (next && pass_->page_tokens % kBlockKeys == 0) {
+        const int32_t* next_pages = pass_->pages + pass_->span_pages[next->span];
+        k.ahead = keys_of(number, 0, next_head, next_pages, next->block, 0, nullptr).values;
+        v.ahead = keys_of(number, 1, next_head, next_pages, next->block, 0, nullptr).values;
+    }
     for (int32_t begin = shared.begin; begin < shared.end; begin += kMost) {
         Reader readers[kMost];
         const int32_t count = std::min(kMost, shared.end - begin);
@@ -378,10 +384,11 @@ void Model::finish(Worker& worker) {
         norm_row(x_.get() + static_cast<int64_t>(pass.logit_rows[i]) * shape.hidden, norm, x, i, scratch);
     });
     multiply(*head, x, pass.num_logits, logits, shape.vocab, false, worker);
-    if (pass.draws == nullptr) return;
-    in_pieces(worker, pass.num_logits, 1, [&](int64_t i) {
-        pass.status[i] = static_cast<uint8_t>(sample(logits + i * shape.vocab, shape.vocab, pass.draws[i], &pass.sampled[i],
-                                                     sample_scratch_.get() + worker.thread * sample_each_));
+    if (pass.num_draws == 0) return;
+    in_pieces(worker, pass.num_draws, 1, [&](int64_t i) {
+        const float* row = logits + static_cast<int64_t>(pass.draw_from[i]) * shape.vocab;
+        void* own = sample_scratch_.get() + worker.thread * sample_each_;
+        pass.status[i] = static_cast<uint8_t>(sample(row, shape.vocab, pass.draws[i], &pass.sampled[i], own));
     });
 }
 

@@ -34,12 +34,12 @@ struct Tile {
 
 /// Where a thread is in a pass.
 struct Worker {
-    int32_t thread, phase;
+    int32_t thread, threads, phase;
 };
 
 class Model {
   public:
-    Model(const kvr_shape& shape, int32_t threads, const int32_t* cores);
+    Model(const kvr_shape& shape, int32_t threads, int32_t own, const std::vector<int32_t>& lent);
 
     /// 0, or -1 when memory ran out: then nothing was written.
     int run(const kvr_pass& pass);
@@ -70,7 +70,7 @@ class Model {
     void norm_row(const float* from, const float* weight, const Activations& to, int64_t row, float* scratch);
     void store_row(const Layer& layer, int32_t number, int64_t row);
     void attend(int32_t number, Worker& worker);
-    void attend_shared(int32_t number, const Shared& shared, int32_t head, float* scratch);
+    void attend_shared(int32_t number, int64_t piece, float* scratch);
     void attend_tile(int32_t number, const Tile& tile, int32_t head, float* scratch);
     Keys keys_of(int32_t number, int32_t which, int32_t head, const int32_t* pages, int32_t block, int32_t count,
                  uint8_t* copy) const;
@@ -88,7 +88,7 @@ class Model {
     int64_t page_bytes_ = 0;
     int32_t threads_ = 1;
     bool only_attends_ = false;
-    std::atomic<bool> alone_{false};
+    int32_t staying_ = 1;  // threads that go on after a revocation
     Barrier barrier_;
 
     std::vector<int32_t> positions_, span_of_;  // of each row

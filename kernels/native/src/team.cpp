@@ -31,24 +31,24 @@ void wait_until(Ready ready) {
     }
 }
 
-void stay_on(int32_t core) {
+void stay_on(const std::vector<int32_t>& cores) {
 #if defined(__linux__)
-    if (core < 0) return;
+    if (cores.empty()) return;
     cpu_set_t set;
     CPU_ZERO(&set);
-    CPU_SET(core, &set);
+    for (const int32_t core : cores) CPU_SET(static_cast<size_t>(core), &set);
     pthread_setaffinity_np(pthread_self(), sizeof set, &set);
 #else
-    (void)core;
+    (void)cores;
 #endif
 }
 
 }  // namespace
 
-void Barrier::wait() {
-    if (count_ == 1) return;
+void Barrier::wait(int32_t count) {
+    if (count == 1) return;
     const uint32_t round = round_.load(std::memory_order_acquire);
-    if (waiting_.fetch_add(1, std::memory_order_acq_rel) + 1 == count_) {
+    if (waiting_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {
         waiting_.store(0, std::memory_order_relaxed);
         round_.store(round + 1, std::memory_order_release);
         return;
@@ -56,8 +56,9 @@ void Barrier::wait() {
     wait_until([&] { return round_.load(std::memory_order_acquire) != round; });
 }
 
-Team::Team(int32_t threads, const int32_t* cores) {
-    for (int32_t i = 1; i < threads; ++i) helpers_.emplace_back(&Team::help, this, i, cores ? cores[i - 1] : -1);
+Team::Team(int32_t threads, int32_t own, const std::vector<int32_t>& lent) {
+    for (int32_t i = 1; i < threads; ++i)
+        helpers_.emplace_back(&Team::help, this, i, i < own ? std::vector<int32_t>{} : lent);
 }
 
 Team::~Team() {
@@ -86,8 +87,8 @@ void Team::run(Work work, void* context, int32_t threads) {
     if (threads > 1) wait_until([&] { return running_.load(std::memory_order_acquire) == 0; });
 }
 
-void Team::help(int32_t thread, int32_t core) {
-    stay_on(core);
+void Team::help(int32_t thread, const std::vector<int32_t>& cores) {
+    stay_on(cores);
     uint64_t seen = 0;
     for (;;) {
         Work work;

@@ -14,14 +14,10 @@ namespace kvr {
 /// thread whose core was taken away must get it back.
 class Barrier {
   public:
-    void reset(int32_t count) {
-        count_ = count;
-        waiting_.store(0, std::memory_order_relaxed);
-    }
-    void wait();
+    /// Returns when `count` threads have come; all of them say the same count.
+    void wait(int32_t count);
 
   private:
-    int32_t count_ = 1;
     alignas(64) std::atomic<int32_t> waiting_{0};
     alignas(64) std::atomic<uint32_t> round_{0};
 };
@@ -41,8 +37,8 @@ class Team {
   public:
     using Work = void (*)(void* context, int32_t thread, int32_t threads);
 
-    /// `cores[i]`: the core that helper i + 1 stays on, -1 for any.
-    Team(int32_t threads, const int32_t* cores);
+    /// Threads from number `own` on run on the cores `lent`, the others where the process does.
+    Team(int32_t threads, int32_t own, const std::vector<int32_t>& lent);
     ~Team();
     Team(const Team&) = delete;
 
@@ -51,7 +47,7 @@ class Team {
     void run(Work work, void* context, int32_t threads);
 
   private:
-    void help(int32_t thread, int32_t core);
+    void help(int32_t thread, const std::vector<int32_t>& cores);
 
     std::vector<std::thread> helpers_;
     std::mutex mutex_;

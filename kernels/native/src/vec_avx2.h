@@ -33,6 +33,7 @@ inline F sub(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b
 inline F mul(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 inline F div(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
 inline F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+/// The larger; where one is NaN, the second.
 inline F max(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 inline F rint(F x) {
     constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
@@ -50,16 +51,21 @@ inline F if_below(F x, F limit, F then, F otherwise) {
 inline F cvt(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 /// Nearest whole number; of what does not fit, anything.
 inline I to_int(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+/// `y` times 2 to the power of `n`, a whole number; neither y nor the result is denormal. NaN stays NaN.
+inline F times_power(F y, F n) {
+    const I power = to_int(n);
+    return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(y.a), _mm256_slli_epi32(power.a, 23))),
+            _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(y.b), _mm256_slli_epi32(power.b, 23)))};
+}
 inline I set1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline I add(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 inline I max(I x, I y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
-inline I shift_left_23(I x) { return {_mm256_slli_epi32(x.a, 23), _mm256_slli_epi32(x.b, 23)}; }
-inline I bits(F x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
-inline F from_bits(I x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
 inline I magnitude_bits(F x) {
     const __m256i mask = _mm256_set1_epi32(0x7fffffff);
     return {_mm256_and_si256(_mm256_castps_si256(x.a), mask), _mm256_and_si256(_mm256_castps_si256(x.b), mask)};
 }
+
+inline void prefetch(const void* p) { __builtin_prefetch(p); }
 
 inline float tree16(F x) {
     const __m256 t8 = _mm256_add_ps(x.a, x.b);
@@ -135,6 +141,12 @@ inline void store_int8(int8_t* p, I x) {
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xD8);
     const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
+
+/// `to[d * to_stride + t] = from[t * from_stride + d]` for sixteen t and d.
+inline void transpose16(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
+    for (int t = 0; t < 16; ++t)
+        for (int d = 0; d < 16; ++d) to[d * to_stride + t] = from[t * from_stride + d];
 }
 
 inline B load_bytes(const uint8_t* p) {

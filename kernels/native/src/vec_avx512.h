@@ -30,6 +30,7 @@ inline F sub(F x, F y) { return {_mm512_sub_ps(x.v, y.v)}; }
 inline F mul(F x, F y) { return {_mm512_mul_ps(x.v, y.v)}; }
 inline F div(F x, F y) { return {_mm512_div_ps(x.v, y.v)}; }
 inline F fma(F x, F y, F z) { return {_mm512_fmadd_ps(x.v, y.v, z.v)}; }
+/// The larger; where one is NaN, the second.
 inline F max(F x, F y) { return {_mm512_max_ps(x.v, y.v)}; }
 inline F rint(F x) { return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 inline F neg(F x) { return {_mm512_xor_ps(x.v, _mm512_set1_ps(-0.0f))}; }
@@ -40,13 +41,14 @@ inline F if_below(F x, F limit, F then, F otherwise) {
 inline F cvt(I x) { return {_mm512_cvtepi32_ps(x.v)}; }
 /// Nearest whole number; of what does not fit, anything.
 inline I to_int(F x) { return {_mm512_cvtps_epi32(x.v)}; }
+/// `y` times 2 to the power of `n`, a whole number; neither y nor the result is denormal. NaN stays NaN.
+inline F times_power(F y, F n) { return {_mm512_scalef_ps(y.v, n.v)}; }
 inline I set1(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline I add(I x, I y) { return {_mm512_add_epi32(x.v, y.v)}; }
 inline I max(I x, I y) { return {_mm512_max_epi32(x.v, y.v)}; }
-inline I shift_left_23(I x) { return {_mm512_slli_epi32(x.v, 23)}; }
-inline I bits(F x) { return {_mm512_castps_si512(x.v)}; }
-inline F from_bits(I x) { return {_mm512_castsi512_ps(x.v)}; }
 inline I magnitude_bits(F x) { return {_mm512_and_si512(_mm512_castps_si512(x.v), _mm512_set1_epi32(0x7fffffff))}; }
+
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 inline float tree16(F x) {
     const __m256 t8 = _mm256_add_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1));
@@ -97,6 +99,31 @@ inline void store_bf16(uint16_t* p, F x) {
 }
 inline void store_int8(int8_t* p, I x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x.v));
+}
+
+/// `to[d * to_stride + t] = from[t * from_stride + d]` for sixteen t and d.
+inline void transpose16(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
+    __m512 a[16], b[16];
+    for (int t = 0; t < 16; ++t) a[t] = _mm512_loadu_ps(from + t * from_stride);
+    for (int t = 0; t < 16; t += 2) {
+        b[t] = _mm512_unpacklo_ps(a[t], a[t + 1]);
+        b[t + 1] = _mm512_unpackhi_ps(a[t], a[t + 1]);
+    }
+    for (int t = 0; t < 16; t += 4) {  // a[t + i]: column i of each quarter, of rows t to t + 3
+        a[t] = _mm512_shuffle_ps(b[t], b[t + 2], 0x44);
+        a[t + 1] = _mm512_shuffle_ps(b[t], b[t + 2], 0xEE);
+        a[t + 2] = _mm512_shuffle_ps(b[t + 1], b[t + 3], 0x44);
+        a[t + 3] = _mm512_shuffle_ps(b[t + 1], b[t + 3], 0xEE);
+    }
+    for (int i = 0; i < 4; ++i) {
+        const __m512 low = _mm512_shuffle_f32x4(a[i], a[4 + i], 0x88), high = _mm512_shuffle_f32x4(a[8 + i], a[12 + i], 0x88);
+        const __m512 odd_low = _mm512_shuffle_f32x4(a[i], a[4 + i], 0xDD);
+        const __m512 odd_high = _mm512_shuffle_f32x4(a[8 + i], a[12 + i], 0xDD);
+        _mm512_storeu_ps(to + i * to_stride, _mm512_shuffle_f32x4(low, high, 0x88));
+        _mm512_storeu_ps(to + (8 + i) * to_stride, _mm512_shuffle_f32x4(low, high, 0xDD));
+        _mm512_storeu_ps(to + (4 + i) * to_stride, _mm512_shuffle_f32x4(odd_low, odd_high, 0x88));
+        _mm512_storeu_ps(to + (12 + i) * to_stride, _mm512_shuffle_f32x4(odd_low, odd_high, 0xDD));
+    }
 }
 
 inline B load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }

@@ -44,6 +44,7 @@ inline F sub(F a, F b) { KVR_LANES(F, a.v[i] - b.v[i]); }
 inline F mul(F a, F b) { KVR_LANES(F, a.v[i] * b.v[i]); }
 inline F div(F a, F b) { KVR_LANES(F, a.v[i] / b.v[i]); }
 inline F fma(F a, F b, F c) { KVR_LANES(F, std::fmaf(a.v[i], b.v[i], c.v[i])); }
+/// The larger; where one is NaN, the second.
 inline F max(F a, F b) { KVR_LANES(F, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 inline F rint(F a) { KVR_LANES(F, std::nearbyintf(a.v[i])); }
 inline F neg(F a) { KVR_LANES(F, -a.v[i]); }
@@ -52,26 +53,29 @@ inline F if_below(F a, F limit, F then, F otherwise) { KVR_LANES(F, a.v[i] < lim
 inline F cvt(I a) { KVR_LANES(F, static_cast<float>(a.v[i])); }
 /// Nearest whole number; of what does not fit, anything.
 inline I to_int(F a) { KVR_LANES(I, a.v[i] > -2e9f && a.v[i] < 2e9f ? static_cast<int32_t>(std::nearbyintf(a.v[i])) : 0); }
+/// `y` times 2 to the power of `n`, a whole number; neither y nor the result is denormal. NaN stays NaN.
+inline F times_power(F y, F n) {
+    const I power = to_int(n);
+    F r;
+    for (int i = 0; i < 16; ++i) {
+        uint32_t bits;
+        std::memcpy(&bits, &y.v[i], 4);
+        bits += static_cast<uint32_t>(power.v[i]) << 23;
+        std::memcpy(&r.v[i], &bits, 4);
+    }
+    return r;
+}
 inline I set1(int32_t x) { KVR_LANES(I, x); }
-inline I add(I a, I b) { KVR_LANES(I, a.v[i] + b.v[i]); }
+inline I add(I a, I b) { KVR_LANES(I, static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) + static_cast<uint32_t>(b.v[i]))); }
 inline I max(I a, I b) { KVR_LANES(I, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
-inline I shift_left_23(I a) { KVR_LANES(I, static_cast<int32_t>(static_cast<uint32_t>(a.v[i]) << 23)); }
-#undef KVR_LANES
-inline I bits(F a) {
+inline I magnitude_bits(F a) {
     I r;
     std::memcpy(&r, &a, sizeof r);
-    return r;
-}
-inline F from_bits(I a) {
-    F r;
-    std::memcpy(&r, &a, sizeof r);
-    return r;
-}
-inline I magnitude_bits(F a) {
-    I r = bits(a);
     for (int32_t& x : r.v) x &= 0x7fffffff;
     return r;
 }
+
+inline void prefetch(const void* p) { __builtin_prefetch(p); }
 
 inline float tree16(F a) {
     float t[8];
@@ -133,6 +137,12 @@ inline void store_bf16(uint16_t* p, F a) {
 }
 inline void store_int8(int8_t* p, I a) {
     for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(a.v[i]);
+}
+
+/// `to[d * to_stride + t] = from[t * from_stride + d]` for sixteen t and d.
+inline void transpose16(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
+    for (int t = 0; t < 16; ++t)
+        for (int d = 0; d < 16; ++d) to[d * to_stride + t] = from[t * from_stride + d];
 }
 
 inline B load_bytes(const uint8_t* p) {

@@ -1,0 +1,96 @@
+"""`kvrelay bench gap`, `warm`, `memory`: a whole pipeline under a load."""
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import msgspec
+
+from services.cli import borrowed_pipeline
+from services.cli.options import with_settings
+from services.config import Settings
+from services.supervisor.valkey import ValkeyServer
+
+_MODEL = ("compute.model", "compute.dtype", "compute.threads", "kv.data_dir")
+
+
+@contextlib.contextmanager
+def _own_folder(settings: Settings, **kv: str) -> Iterator[Settings]:
+    """An empty data folder with the same models, so that nothing of the user's is found or written."""
+    with tempfile.TemporaryDirectory(prefix="kvrelay-bench-") as folder:
+        models = Path(settings.kv.data_dir).absolute() / "models"
+        models.mkdir(parents=True, exist_ok=True)
+        (Path(folder) / "models").symlink_to(models)
+        yield msgspec.structs.replace(settings, kv=msgspec.structs.replace(settings.kv, data_dir=folder, **kv))
+
+
+@click.command()
+@with_settings(*_MODEL)
+@click.option(
+    "--prompt", type=click.IntRange(1), default=2000, show_default=True, help="Tokens of the prompts that come."
+)
+@click.option("--tokens", type=click.IntRange(8), default=256, show_default=True, help="Tokens of the answers beside.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Rounds measured.")
+def gap(settings: Settings, prompt: int, tokens: int, rounds: int) -> None:
+    """Gaps between tokens of 4 answers, with prompts coming all the time and without; then in one worker for both."""
+    # A step that tries guesses gives several tokens at once, and that is no gap.
+    settings = msgspec.structs.replace(settings, scheduler=msgspec.structs.replace(settings.scheduler, speculate="off"))
+    for workers in ((), ("--both", "1")):
+        with _own_folder(settings) as own, borrowed_pipeline.pipeline(own, *workers) as (_, nats_url):
+            from services.bench.gap import run
+
+            named = {"workers": "both in one" if workers else "one of each"}
+            for row in run(own, nats_url, prompt, tokens, rounds, **named):
+                click.echo(json.dumps(row))
+
+
+@click.command()
+@with_settings(*_MODEL)
+@click.option("--prefix", type=click.IntRange(64), default=2048, show_default=True, help="Tokens that are stored.")
+@click.option("--new", type=click.IntRange(1), default=32, show_default=True, help="Tokens behind them.")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Prefixes measured.")
+@click.option("--tier", "tiers", type=click.Choice(["nvme", "valkey"]), multiple=True, help="Only this one.")
+def warm(settings: Settings, prefix: int, new: int, rounds: int, tiers: tuple[str, ...]) -> None:
+    """The first token behind a stored prefix, beside a cold run, from each tier."""
+    from services.bench import warm as bench
+
+    for tier in tiers or ("nvme", "valkey"):
+        known = bench.prefixes(rounds, prefix)
+        with _stored(settings, known, tier) as reader, borrowed_pipeline.pipeline(reader) as (_, nats_url):
+            for row in bench.run(reader, nats_url, known, new, tier):
+                click.echo(json.dumps(row))
+
+
+@contextlib.contextmanager
+def _stored(settings: Settings, known: list[list[int]], tier: str) -> Iterator[Settings]:
+    """Settings of a pipeline that finds the prefixes in that tier, and nowhere else."""
+    from services.bench.warm import store
+
+    with contextlib.ExitStack() as stack:
+        url = ""
+        if tier == "valkey":
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvrelay-bench-"))
+            server = ValkeyServer(msgspec.structs.replace(settings.kv, data_dir=folder))
+            server.start()
+            stack.callback(server.stop)
+            url = server.url
+        writer = stack.enter_context(_own_folder(settings, redis_url=url))
+        with borrowed_pipeline.pipeline(writer) as (_, nats_url):
+            store(writer, nats_url, known)
+        yield writer if tier == "nvme" else stack.enter_context(_own_folder(settings, redis_url=url))
+
+
+@click.command()
+@with_settings(*_MODEL)
+@click.option("--sequences", type=click.IntRange(1), default=16, show_default=True)
+@click.option("--tokens", type=click.IntRange(128), default=2048, show_default=True, help="Tokens of each at its end.")
+def memory(settings: Settings, sequences: int, tokens: int) -> None:
+    """The most memory that a decode worker holds with so many sequences, beside a bare torch process."""
+    with _own_folder(settings) as own, borrowed_pipeline.pipeline(own) as (_, nats_url):
+        from services.bench.memory import run
+
+        for row in run(own, nats_url, sequences, tokens):
+            click.echo(json.dumps(row))
