@@ -53,9 +53,7 @@ class Scheduler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Literal["off", "lookup"],
         key("`lookup`: tokens that followed the last ones before are tried in one step; the answer stays the same"),
     ] = "lookup"
-    max_proposals: Annotated[int, key("tokens of a sequence that a step tries beside the next one", "tokens", ge=1)] = (
-        12
-    )
+    max_proposals: Annotated[int, key("tokens of a sequence that a step tries beside the next one", "tokens", ge=1)] = 7
     grace_s: Annotated[
         float,
         key(

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 NGRAMS = (3, 2)  # tokens that must have stood there before, the longer the better
 _ID_BITS = 21
 _MAX_RUN = 5  # tokens in a row that came true, beyond which the next is no more likely
-_FIRST_CHANCES = (0.3, 0.45, 0.6, 0.75, 0.85, 0.9)  # after so many in a row
-_FIRST_TRIES = 3.0  # what these count for
+_FIRST_CHANCES = (0.2, 0.35, 0.55, 0.75, 0.85, 0.9)  # after so many in a row
+_FIRST_TRIES = 4.0  # what these count for
 _MEMORY = 0.95
 
 

@@ -46,7 +46,7 @@ SHAPES = ("plain", "ties", "flat", "nearly flat", "steep", "holes", "zeros of bo
 rows = st.builds(
     _shaped,
     st.integers(0, 10_000),
-    st.sampled_from([1, 2, 15, 16, 17, 63, 160, 1000, 5003]),
+    st.sampled_from([1, 2, 15, 16, 17, 63, 160, 1000, 5003, 9001]),
     st.sampled_from([*SHAPES, "one alone", "spoilt"]),
 )
 

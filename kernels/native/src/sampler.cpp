@@ -16,14 +16,16 @@ namespace {
 constexpr double kWeightOne = 1099511627776.0;  // 2^40
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int kDigits = 2048;
+static_assert(kBuckets <= kDigits);
 /// Below the best by so many temperatures lies most of a nucleus; where not, more is looked at.
 constexpr float kNearBest[] = {3.0f, 8.0f};
+constexpr int64_t kFew = 4096;  // ids that are worth being looked at one by one
 
 /// Parts of the caller's scratch for a row of `vocab` scores.
 struct Scratch {
     uint64_t* weights;    // [vocab + kSpill], of `ids`
     uint64_t* sums;       // [ceil(vocab / kSumGroup)], of all scores
-    uint64_t* histogram;  // [kDigits]
+    uint64_t* histogram;  // [2 * kDigits]
     uint64_t* walked;     // [kSumGroup + kSpill]
     uint32_t* ids;        // [vocab + kSpill], ascending
     float* scores;        // [vocab + kSpill], of `ids`
@@ -33,7 +35,7 @@ struct Scratch {
     static int64_t groups(int64_t vocab, int64_t size) { return (vocab + size - 1) / size; }
 
     static int64_t bytes(int64_t vocab) {
-        const int64_t longs = vocab + groups(vocab, kSumGroup) + kDigits + kSumGroup + 2 * kSpill;
+        const int64_t longs = vocab + groups(vocab, kSumGroup) + 2 * kDigits + kSumGroup + 2 * kSpill;
         const int64_t ints = 2 * (vocab + kSpill) + 2 * groups(vocab, kMaxGroup);
         return 8 * longs + 4 * ints + 8;
     }
@@ -43,7 +45,7 @@ struct Scratch {
         weights = reinterpret_cast<uint64_t*>(at);
         sums = weights + vocab + kSpill;
         histogram = sums + groups(vocab, kSumGroup);
-        walked = histogram + kDigits;
+        walked = histogram + 2 * kDigits;
         ids = reinterpret_cast<uint32_t*>(walked + kSumGroup + kSpill);
         scores = reinterpret_cast<float*>(ids + vocab + kSpill);
         maxima = scores + vocab + kSpill;
@@ -91,8 +93,11 @@ class Row {
             keep_top_k();
             if (top_p) keep_top_p(wanted(total_of_kept()));
         } else {
-            const uint64_t target = wanted(total_of_all(0));
-            collect_nucleus(target);
+            const uint64_t target = wanted(total_of_all(0, -kInfinity));
+            if (!collect_nucleus(target)) {
+                *id = draw_from_many(target);
+                return 0;
+            }
             keep_top_p(target);
         }
         *id = draw_from_kept();
@@ -117,8 +122,8 @@ class Row {
         return std::clamp<uint64_t>(target, 1, total);  // one at least; and rounding may ask for more than there is
     }
 
-    uint64_t total_of_all(uint64_t least) {
-        passes_.group_sums(logits_, vocab_, scale_, least, at_.sums);
+    uint64_t total_of_all(uint64_t least, float cut) {
+        passes_.group_sums(logits_, vocab_, scale_, least, cut, at_.sums);
         uint64_t total = 0;
         for (int64_t group = 0; group < Scratch::groups(vocab_, kSumGroup); ++group) total += at_.sums[group];
         return total;
@@ -131,12 +136,50 @@ class Row {
     }
 
     uint32_t draw_from_all() {
-        uint64_t left = point(total_of_all(least_));
+        const uint64_t total = total_of_all(least_, -kInfinity);
+        return draw_from_groups(total, -kInfinity, vocab_);
+    }
+
+    /// `at_.sums` add up to `total`: of scores that are `cut` at least, and of those equal to it ids below `end` only.
+    uint32_t draw_from_groups(uint64_t total, float cut, int64_t end) {
+        uint64_t left = point(total);
         int64_t group = 0;
         while (at_.sums[group] <= left) left -= at_.sums[group++];
-        const int64_t start = group * kSumGroup;
-        passes_.weights(logits_ + start, std::min(kSumGroup, vocab_ - start), scale_, at_.walked);
+        const int64_t start = group * kSumGroup, count = std::min(kSumGroup, vocab_ - start);
+        passes_.weights(logits_ + start, count, scale_, at_.walked);
+        for (int64_t i = 0; i < count; ++i) {
+            const float score = logits_[start + i];
+            if (score < cut || (score == cut && start + i >= end)) at_.walked[i] = 0;
+        }
         return static_cast<uint32_t>(start + walk(at_.walked, left));
+    }
+
+    /// A nucleus of many ids is cut by a table of weights; only ids near the cut are looked at one by one.
+    uint32_t draw_from_many(uint64_t target) {
+        uint64_t* sums = at_.histogram;
+        passes_.bucket_sums(logits_, vocab_, scale_, sums);
+        for (int32_t bucket = 0; bucket < kBuckets; ++bucket) sums[bucket] += sums[kBuckets + bucket];
+        int32_t bucket = 0;
+        for (; sums[bucket] < target; ++bucket) target -= sums[bucket];
+        kept_ = passes_.collect_bucket(logits_, vocab_, scale_, bucket, at_.ids, at_.scores);
+        passes_.weights(at_.scores, kept_, scale_, at_.weights);
+        Edge edge = edge_of(target, [this](int64_t i) { return at_.weights[i]; });
+
+        const float cut = *std::find_if(at_.scores, at_.scores + kept_, [&](float x) { return rank_of(x) == edge.rank; });
+        uint64_t total = total_of_all(least_, cut);
+        int64_t end = 0;
+        for (int64_t i = 0; i < kept_; ++i) {
+            if (at_.scores[i] != cut) continue;
+            const uint64_t weight = at_.weights[i];
+            if (edge.left > 0) {
+                edge.left -= std::min(edge.left, weight);
+                end = at_.ids[i] + 1;
+            } else if (weight >= least_) {
+                total -= weight;
+                at_.sums[at_.ids[i] / kSumGroup] -= weight;
+            }
+        }
+        return draw_from_groups(total, cut, end);
     }
 
     uint32_t draw_from_kept() const {
@@ -170,26 +213,28 @@ class Row {
         }
         collect(cut);
         const auto one = [](int64_t) -> uint64_t { return 1; };
-        keep(edge(static_cast<uint64_t>(k), one), one);
+        keep(edge_of(static_cast<uint64_t>(k), one), one);
     }
 
-    /// Enough of the best for weights of `target`.
-    void collect_nucleus(uint64_t target) {
+    /// A few of the best whose weights are `target` at least; false where that takes many.
+    bool collect_nucleus(uint64_t target) {
         for (const float near : kNearBest) {
-            collect(scale_.best - near / scale_.inv_temperature);
-            if (total_of_kept() >= target) return;
+            kept_ = passes_.collect(logits_, vocab_, scale_.best - near / scale_.inv_temperature, at_.ids, at_.scores);
+            if (kept_ > kFew) return false;
+            passes_.weights(at_.scores, kept_, scale_, at_.weights);
+            if (total_of_kept() >= target) return true;
         }
-        collect(-kInfinity);
+        return false;
     }
 
     void keep_top_p(uint64_t target) {
         const auto weight = [this](int64_t i) { return at_.weights[i]; };
-        keep(edge(target, weight), weight);
+        keep(edge_of(target, weight), weight);
     }
 
     /// Of the kept: where the shortest best-first run ends whose `measure` is at least `target`, which there is.
     template <typename Measure>
-    Edge edge(uint64_t target, Measure measure) {
+    Edge edge_of(uint64_t target, Measure measure) {
         uint32_t prefix = 0, decided = 0;
         for (const int shift : {21, 10, 0}) {
             const uint32_t digits = shift ? kDigits - 1 : 1023;

@@ -81,6 +81,16 @@ inline Weight weight_of(F scores, Scale scale) {
     return {high, __builtin_convertvector(rest, I)};
 }
 
+inline bool any(I mask) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#elif defined(__AVX2__)
+    return !_mm256_testz_si256((__m256i)mask, (__m256i)mask);
+#else
+    return (mask[0] | mask[1] | mask[2] | mask[3]) != 0;
+#endif
+}
+
 inline uint64_t sum_lanes(I v) {
     uint64_t sum = 0;
     for (int lane = 0; lane < kLanes; ++lane) sum += static_cast<uint32_t>(v[lane]);
@@ -100,13 +110,11 @@ bool group_maxima(const float* scores, int64_t n, float* maxima) {
         for (int lane = 1; lane < kLanes; ++lane) largest = highest[lane] > largest ? highest[lane] : largest;
         maxima[start / kMaxGroup] = largest;
     }
-    int32_t any = 0;
-    for (int lane = 0; lane < kLanes; ++lane) any |= unordered[lane];
-    return any == 0;
+    return !any(unordered);
 }
 
 template <bool Filter>
-void sum_groups(const float* scores, int64_t n, Scale scale, uint64_t least, uint64_t* sums) {
+void sum_groups(const float* scores, int64_t n, Scale scale, uint64_t least, float cut, uint64_t* sums) {
     const auto least_high = static_cast<int32_t>(least >> 20), least_low = static_cast<int32_t>(least & 0xfffff);
     for (int64_t start = 0; start < n; start += kSumGroup) {
         const int64_t end = n - start < kSumGroup ? n : start + kSumGroup;
@@ -115,8 +123,9 @@ void sum_groups(const float* scores, int64_t n, Scale scale, uint64_t least, uin
             Weight weight = weight_of(x, scale);
             if (Filter) {
                 const I enough = (weight.high > least_high) | ((weight.high == least_high) & (weight.low >= least_low));
-                weight.high &= enough;
-                weight.low &= enough;
+                const I both = enough & (x >= cut);
+                weight.high &= both;
+                weight.low &= both;
             }
             sum.high += weight.high;
             sum.low += weight.low;
@@ -125,8 +134,47 @@ void sum_groups(const float* scores, int64_t n, Scale scale, uint64_t least, uin
     }
 }
 
-void group_sums(const float* scores, int64_t n, Scale scale, uint64_t least, uint64_t* sums) {
-    (least ? sum_groups<true> : sum_groups<false>)(scores, n, scale, least, sums);
+void group_sums(const float* scores, int64_t n, Scale scale, uint64_t least, float cut, uint64_t* sums) {
+    const bool filters = least > 0 || cut > -__builtin_inff();
+    (filters ? sum_groups<true> : sum_groups<false>)(scores, n, scale, least, cut, sums);
+}
+
+/// The worse the score, the higher: each step on the way is monotone.
+inline I bucket_of(F scores, Scale scale) {
+    const F last = set1(kBuckets - 1);
+    const F at = (scores - scale.best) * scale.inv_temperature * (-kBuckets / kBucketsWide);
+    return __builtin_convertvector(at < last ? at : last, I);
+}
+
+void bucket_sums(const float* scores, int64_t n, Scale scale, uint64_t* sums) {
+    std::memset(sums, 0, 2 * kBuckets * sizeof *sums);
+    each(scores, 0, n, [&](F x, int64_t) {
+        const Weight weight = weight_of(x, scale);
+        const I at = bucket_of(x, scale);
+        int32_t high[kLanes], low[kLanes], bucket[kLanes];
+        std::memcpy(high, &weight.high, sizeof high);
+        std::memcpy(low, &weight.low, sizeof low);
+        std::memcpy(bucket, &at, sizeof bucket);
+        for (int lane = 0; lane < kLanes; ++lane) {
+            // Neighbours often fall into one bucket: in two tables one need not wait for the other.
+            sums[(lane & 1) * kBuckets + bucket[lane]] +=
+                (static_cast<uint64_t>(high[lane]) << 20) + static_cast<uint64_t>(low[lane]);
+        }
+    });
+}
+
+int64_t collect_bucket(const float* scores, int64_t n, Scale scale, int32_t bucket, uint32_t* ids, float* kept) {
+    int64_t found = 0;
+    each(scores, 0, n, [&](F x, int64_t i) {
+        const I inside = bucket_of(x, scale) == bucket;
+        if (!any(inside)) return;
+        for (int lane = 0; lane < kLanes && i + lane < n; ++lane) {
+            ids[found] = static_cast<uint32_t>(i + lane);
+            kept[found] = x[lane];
+            found -= inside[lane];
+        }
+    });
+    return found;
 }
 
 void weights(const float* scores, int64_t n, Scale scale, uint64_t* out) {
@@ -173,6 +221,6 @@ int64_t collect(const float* scores, int64_t n, float cut, uint32_t* ids, float*
 
 }  // namespace
 
-const Passes KVR_PASSES{group_maxima, group_sums, weights, collect};
+const Passes KVR_PASSES{group_maxima, group_sums, weights, collect, bucket_sums, collect_bucket};
 
 }  // namespace kvr::sampling
