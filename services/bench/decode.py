@@ -1,4 +1,4 @@
-"""Decode steps of the bare engine in two ways in turn: over shared and own pages, over one form of K and V and another."""
+"""Decode steps of the bare engine in two ways in turn: over shared and own pages, over two forms of K and V."""
 
 import statistics
 import time

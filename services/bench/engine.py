@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from kernels.sampling import choose
 from schemas.job import Sampling
 from services.bench.machine import ReadBandwidth, processor
 from services.bench.peer import Peer, Place
@@ -16,10 +17,11 @@ from services.bench.percentiles import spread_ms
 from services.engine import loading
 from services.engine.arithmetic import choose_arithmetic, dtype_of
 from services.engine.engine import Engine, Work
-from services.engine.model import Model
+from services.engine.model import Model, Span
 from services.engine.model_config import ModelConfig
 from services.engine.pages import PagePool
 from services.engine.sampler import Sampler
+from services.engine.stepper import Stepper
 from services.models.compute_dtype import concrete_dtype
 from services.models.registry import resolve
 from services.settings import Settings
@@ -31,6 +33,7 @@ Row = dict[str, str | int | float]
 
 GREEDY = Sampling(temperature=0.0)
 WARM_UP_STEPS = 3
+CHOICES = 30
 
 
 @dataclass(frozen=True)
@@ -120,8 +123,21 @@ class Bench:
             before = len(into.steps_s)
             steps.run(ctx_tokens + WARM_UP_STEPS, num_steps, into)
             into.decode_tok_s.append(batch * num_steps / sum(into.steps_s[before:]))
+            if isinstance(self.model, Stepper):  # which chooses in its own call: the same choice by itself
+                into.choosing_s += batch * num_steps * self._choice_s(pool, pages[0], ctx_tokens, sampling)
         finally:
             engine.close()
+
+    def _choice_s(self, pool: PagePool, pages: list[int], position: int, sampling: Sampling) -> float:
+        """What choosing one token takes, from logits of this text."""
+        span = Span(position, 1, pages[: position // pool.block_tokens + 1])
+        logits = self.model.forward([500], [span], pool.data, [0]).numpy()[0]
+        sampler, times_s = Sampler(sampling, 0, 0, ()), []
+        for index in range(CHOICES):
+            began_s = time.perf_counter()
+            choose(logits, sampler.draw(index))
+            times_s.append(time.perf_counter() - began_s)
+        return statistics.median(times_s)
 
     def step_bytes(self, batch: int, tokens: int) -> int:
         """What one step of `batch` sequences with `tokens` each reads: all weights once, and all of K and V."""

@@ -15,8 +15,14 @@ from schemas.events import Done, Error
 from services.bus.connection import Bus
 from services.bus.streams import ensure_consumers, ensure_streams
 from services.config import Compute, Settings
+from services.engine.arithmetic import choose_arithmetic
 from services.engine.arithmetics import Arithmetics
+from services.engine.loading import load_model
+from services.engine.model_config import ModelConfig
+from services.models.files import ModelFiles
+from services.text.model import TextModel
 from services.worker.runtime import Prepared
+from tests.golden.goldens import GOLDENS
 from tests.pipeline.earlier_worker import continued, handoff_of, leave
 from tests.pipeline.local import LocalPipeline, run_pipeline, settings_for
 from tests.pipeline.test_both_roles import Client, process
@@ -158,6 +164,24 @@ async def test_a_worker_that_leaves_hands_its_jobs_to_the_next(broker: str, tmp_
         answer = await pipeline.read(name)
         again = await pipeline.ask(**LONG)
         assert answer.essence == again.essence and isinstance(answer.end, Done)
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [("float32", "int8"), ("int8", "float32")])
+async def test_integer_and_float32_on_the_real_model(
+    broker: str, files: ModelFiles, text: TextModel, tmp_path: Path, prefill: str, decode: str
+):
+    """Whole numbers on one side only; cold, warm and with nothing left but what is stored."""
+    job = GOLDENS["rain for the clerk"].job(max_tokens=12, ignore_eos=True)
+    config = ModelConfig.from_hf(files.config)
+    models = tuple(load_model(files, choose_arithmetic(config, dtype)) for dtype in (prefill, decode))
+    settings = settings_for(tmp_path)
+    found = []
+    for _ in range(2):
+        async with run_pipeline(broker, files, text, (models[0], models[1]), (settings, settings)) as pipeline:
+            found += [await pipeline.ask(**job), await pipeline.ask(**job)]
+    assert isinstance(found[0].end, Done) and len(found[0].token_ids()) == 12
+    assert all(answer.essence == found[0].essence for answer in found)
+    assert found[2].start.cached_tokens > 0
 
 
 def test_each_role_prepares_its_own_arithmetic_and_the_same_build() -> None:

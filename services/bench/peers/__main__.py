@@ -1,6 +1,6 @@
 """One other engine, measured when it is asked to: `python -E .../peers NAME MODEL THREADS MAX_BATCH CTX STEPS`.
 
-A JSON line on stdin asks for one measurement, or for the logits of a text; one on stdout answers. What the engine itself
+A JSON line on stdin asks for one measurement, or for a text's logits; one on stdout answers. What the engine itself
 prints goes to stderr. The model is loaded once; between two questions the process sleeps in a read.
 """
 
