@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 #include "sampler.h"
 
@@ -12,7 +13,8 @@ namespace {
 constexpr int32_t kFewRows = 8;      // a span of more rows attends in tiles
 constexpr int32_t kTileRows = 32;    // divides 64, so that a tile's rows see the same blocks
 constexpr int64_t kPanelRows = 256;  // activations that stay in the L2 cache while weights pass by
-constexpr int32_t kPhases = 10;      // of a layer, at most
+constexpr int32_t kLayerPhases = 11;  // calls of `in_pieces` in a layer whose pass has long spans and short ones
+constexpr int32_t kOtherPhases = 5;   // before the layers and behind them
 
 int64_t at_least_one(int64_t x) { return x < 1 ? 1 : x; }
 
@@ -20,7 +22,7 @@ int64_t at_least_one(int64_t x) { return x < 1 ? 1 : x; }
 
 Model::Model(const kvr_shape& shape, int32_t threads, int32_t own, const std::vector<int32_t>& lent)
     : shape(shape), layers(static_cast<size_t>(shape.layers)), team_(threads, own, lent) {
-    num_pieces_ = shape.layers * kPhases + 8;
+    num_pieces_ = shape.layers * kLayerPhases + kOtherPhases;
     pieces_ = std::make_unique<Pieces[]>(static_cast<size_t>(num_pieces_));
 }
 
@@ -161,6 +163,7 @@ bool Model::reserve(const kvr_pass& pass) {
 
 template <typename Use>
 void Model::in_pieces(Worker& worker, int64_t count, int64_t size, Use use) {
+    if (worker.phase >= num_pieces_) std::abort();  // miscounted: better loud than into somebody's memory
     Pieces& pieces = pieces_[worker.phase++];
     for (int64_t i = pieces.take(size); i < count; i = pieces.take(size))
         for (int64_t j = i; j < std::min(i + size, count); ++j) use(j);
