@@ -1,4 +1,4 @@
-"""`kvrelay bench shared-prefix`, `kv-forms`, `quality`: what the engine does with K and V, and how true it is."""
+"""`kvrelay bench shared-prefix`, `speculation`, `kv-forms`, `quality`: what the engine does with K and V, and how true it is."""
 
 import contextlib
 import json
@@ -30,6 +30,19 @@ def shared_prefix(settings: Settings, sequences: int, prefix: int, steps: int, r
     from services.bench import decode
 
     for row in decode.shared_prefix(settings, threads, sequences, prefix, steps, rounds):
+        click.echo(json.dumps(row))
+
+
+@click.command()
+@with_settings(*_MODEL)
+@click.option("--tokens", type=click.IntRange(2), default=100, show_default=True, help="Of an answer, at most.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Rounds measured.")
+def speculation(settings: Settings, tokens: int, rounds: int) -> None:
+    """Guessed tokens: ten kept tasks that repeat their prompt and some free text, with and without."""
+    threads = _threads(settings)
+    from services.bench import speculation
+
+    for row in speculation.run(settings, threads, tokens, rounds):
         click.echo(json.dumps(row))
 
 

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.exactness import threads
 from kernels.int8_arithmetic import Int8Arithmetic
 from kernels.native.library import instruction_set, use
+from services.engine.lease import Lease
 from services.engine.model import Model, Span
 from services.engine.native_model import NativeModel
 from services.engine.reference_model import ReferenceModel
@@ -38,7 +38,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Type, str]
                 sizes, extra = GGUFS[family]
                 files[key[:2]] = save_gguf(path, tiny_model(**{**SIZES, **sizes}), kind, extra)
             arithmetic = Int8Arithmetic(quantisation)
-            made[key] = NativeModel(files[key[:2]], arithmetic), ReferenceModel(files[key[:2]], arithmetic)
+            made[key] = NativeModel(files[key[:2]], arithmetic, lent=[0]), ReferenceModel(files[key[:2]], arithmetic)
         return made[key]
 
     return make
@@ -88,7 +88,7 @@ def schedules(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
     return passes
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     schedules(),
     st.sampled_from([16, 32, 64, 128]),
@@ -110,8 +110,7 @@ def test_however_the_rows_come(
     if not use(isa):
         return
     try:
-        with threads(num_threads):
-            found, pool, pages = in_passes(native, schedule, page_tokens)
+        found, pool, pages = in_passes(native, schedule, page_tokens, num_threads)
     finally:
         use(before)
     for text, ids in enumerate(texts(plain.config.vocab_size)):
@@ -126,7 +125,7 @@ def test_however_the_rows_come(
 
 
 def in_passes(
-    model: Model, schedule: list[list[tuple[int, int]]], page_tokens: int
+    model: Model, schedule: list[list[tuple[int, int]]], page_tokens: int, num_threads: int
 ) -> tuple[list[Tensor], Tensor, list[list[int]]]:
     needed = [-(-length // page_tokens) for length in LENGTHS]
     order = list(range(sum(needed)))[::-1]
@@ -139,6 +138,7 @@ def in_passes(
         for text, count in step:
             spans.append(Span(done[text], count, pages[text][: -(-(done[text] + count) // page_tokens)]))
             rows += ids[text][done[text] : done[text] + count]
+        model.use_threads(Lease(own=1, lent=num_threads - 1, revoked=0))
         found = model.forward(rows, spans, pool, None)
         for text, count in step:
             done[text] += count
