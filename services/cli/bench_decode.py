@@ -1,4 +1,4 @@
-"""`kvrelay bench shared-prefix`, `speculation`, `kv-forms`, `quality`: what the engine does with K and V, and how true it is."""
+"""`kvrelay bench shared-prefix`, `speculation`, `kv-forms`, `quality`: decoding, K and V, and how true all of it is."""
 
 import contextlib
 import json

@@ -24,6 +24,8 @@ from services.models.tokenizer_files import SOURCE_FILES, copy_tokenizer
 Progress = Callable[[str], None]
 
 BUILD_DIGITS = 12
+SAMPLING_VERSION = 2
+"""Of `kernels.reference.sampling`: another number whenever the same logits may give another token."""
 _QUANTISATION = re.compile(r"[._-](q\d\w*|iq\d\w*|b?f16|f32)$", re.IGNORECASE)
 # Settings that do not change what a model computes.
 _NOT_IDENTITY = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", "architectures")
@@ -59,8 +61,9 @@ def cached(data_dir: Path | str) -> list[ModelFiles]:
 
 
 def build_id(files: ModelFiles, *arithmetic_ids: bytes) -> str:
-    """12 hex digits over weights, tokenizer and arithmetics: jobs are only ever continued by their own build."""
-    return digest_of([files.fingerprint, files.tokenizer_hash, *arithmetic_ids], "kvrelay-build").hex()[:BUILD_DIGITS]
+    """12 hex digits over weights, tokenizer, arithmetics and sampling: jobs are only ever continued by their own build."""
+    parts = [files.fingerprint, files.tokenizer_hash, *arithmetic_ids, bytes([SAMPLING_VERSION])]
+    return digest_of(parts, "kvrelay-build").hex()[:BUILD_DIGITS]
 
 
 def text_id(files: ModelFiles) -> str:
