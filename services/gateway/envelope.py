@@ -11,7 +11,7 @@ from aiohttp import web
 from schemas.errors import InvalidRequest, KvrelayError
 from services.gateway.inbox import ClientGone
 from services.gateway.refusal import refusal
-from services.gateway.request_names import new_request_key
+from services.openai.request_names import new_request_key
 
 REQUEST_ID_HEADER = "X-Request-Id"
 PROBES = frozenset({"/ready", "/health"})

@@ -18,9 +18,9 @@ from services.gateway.exchange import Exchange
 from services.gateway.generation import Generation
 from services.gateway.readiness import Readiness
 from services.gateway.reaper import Reaper
-from services.gateway.request_names import RequestNames
 from services.gateway.requests import Requests
 from services.gateway.routes import Routes
+from services.openai.request_names import RequestNames
 from services.settings import Settings
 from services.text.model import TextModel
 

@@ -9,20 +9,20 @@ from aiohttp import web
 from schemas.errors import KvrelayError
 from schemas.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from services import telemetry
-from services.gateway.answer import Answer, Head, Shape
 from services.gateway.body import read_body
 from services.gateway.catalog import Catalog
-from services.gateway.chat_shape import ChatShape
-from services.gateway.completion_shape import CompletionShape
 from services.gateway.connection import ClientConnection
 from services.gateway.envelope import LOG_FIELDS, REQUEST_ID, REQUEST_KEY
 from services.gateway.event_stream import EventStream
 from services.gateway.exchange import Exchange
 from services.gateway.inbox import ClientGone, Inbox
-from services.gateway.intake import jobs_of
 from services.gateway.readiness import Readiness
-from services.gateway.request_names import RequestNames
-from services.gateway.token_names import TokenNames
+from services.openai.answer import Answer, Head, Shape
+from services.openai.chat_shape import ChatShape
+from services.openai.completion_shape import CompletionShape
+from services.openai.intake import jobs_of
+from services.openai.request_names import RequestNames
+from services.openai.token_names import TokenNames
 from services.settings import Api
 from services.text.model import TextModel
 

@@ -5,8 +5,8 @@ from aiohttp import web
 
 from schemas.errors import JobNotFound
 from services.bus.connection import Bus
-from services.gateway.request_names import RequestNames
 from services.gateway.request_report import find_request
+from services.openai.request_names import RequestNames
 
 
 class Requests:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from schemas.events import Done, Event, Finish, Logprobs, Start, Token, Usage
-from services.gateway.answer import Answer, Head
-from services.gateway.chat_shape import ChatShape
-from services.gateway.completion_shape import CompletionShape
-from services.gateway.token_names import TokenNames
+from services.openai.answer import Answer, Head
+from services.openai.chat_shape import ChatShape
+from services.openai.completion_shape import CompletionShape
+from services.openai.token_names import TokenNames
 from tests.gateway.tiny_model import tiny_text, token_id
 
 NAMES = TokenNames(tiny_text().tokenizer)

@@ -16,8 +16,8 @@ from schemas.openai_answers import (
     TopLogprob,
     Usage,
 )
-from services.gateway.answer import Choice, Head
-from services.gateway.token_names import TokenNames
+from services.openai.answer import Choice, Head
+from services.openai.token_names import TokenNames
 
 
 class ChatShape:

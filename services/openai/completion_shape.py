@@ -4,8 +4,8 @@ from msgspec import UNSET, UnsetType
 
 from schemas.events import Token
 from schemas.openai_answers import LOWEST_LOGPROB, CompletionAnswer, CompletionChoice, CompletionLogprobs, Usage
-from services.gateway.answer import Choice, Head
-from services.gateway.token_names import TokenNames
+from services.openai.answer import Choice, Head
+from services.openai.token_names import TokenNames
 
 
 class CompletionShape:

@@ -10,7 +10,7 @@ from typing import Any
 from schemas.errors import InvalidRequest
 from schemas.job import Job, Message, Role
 from schemas.openai import ChatMessage, ChatRequest, CompletionRequest, ContentPart, Request, unsupported
-from services.gateway.request_names import job_id
+from services.openai.request_names import job_id
 from services.text.model import TextModel
 from services.text.prompt import resolve_prompt
 
