@@ -32,6 +32,7 @@ REPLIES_SUBJECTS = "kvrelay.replies.*.*"
 RESULTS_SUBJECTS = "kvrelay.results.*.*.*"
 DEAD_SUBJECTS = "kvrelay.dead.*.*"
 ALL_CANCELS = "kvrelay.cancel.*.*"
+ALL_WATCHED = "kvrelay.watched.*.*"
 ALL_BEATS = "kvrelay.beat.*"
 
 _SLUG = re.compile(r"[a-z0-9-]{1,64}")
@@ -95,6 +96,11 @@ def cancel_subject(tenant: str, job: str) -> str:
     return f"kvrelay.cancel.{tenant}.{job}"
 
 
+def watched_subject(tenant: str, job: str) -> str:
+    """Where it is asked who waits for a job; only gateways and workers may use it."""
+    return f"kvrelay.watched.{tenant}.{job}"
+
+
 def beat_subject(process: str) -> str:
     return f"kvrelay.beat.{process}"
 
@@ -105,7 +111,7 @@ def drain_subject(process: str) -> str:
 
 
 def job_of_subject(subject: str) -> tuple[str, str]:
-    """(tenant, job) of a reply, cancel or dead subject."""
+    """(tenant, job) of a reply, cancel, watched or dead subject."""
     _, _, tenant, job = subject.split(".")
     return tenant, job
 

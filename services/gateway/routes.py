@@ -35,6 +35,9 @@ class Routes:
                 web.get("/v1/models", self.models),
                 web.get("/v1/models/{model:.+}", self.model),
                 web.get("/v1/requests/{id}", requests.show),
+                web.get("/v1/requests/{id}/answer", requests.answer),
+                web.get("/v1/requests/{id}/events", requests.events),
+                web.delete("/v1/requests/{id}", requests.cancel),
                 web.get("/health", self.health),
                 web.get("/ready", self.ready),
             ]

@@ -7,13 +7,19 @@ reasons and usage. How a route spells its chunks and choices is its `Shape`'s bu
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from schemas import events
-from schemas.events import Done, Event, Finish, Start, Token
+from schemas.errors import KvrelayError
+from schemas.events import Accepted, Done, Event, Finish, Start, Token
+from schemas.openai import error_body
 from schemas.openai_answers import FinishReason, Usage
+from services.openai import position
+from services.openai.position import DONE_SAID, ERROR_SAID, USAGE_SAID, Position
+
+DONE = b"[DONE]"
 
 _encoder = msgspec.json.Encoder()
 
@@ -27,6 +33,7 @@ class Choice:
     length: int = 0
     tokens: list[Token] = field(default_factory=list)
     reason: FinishReason = "stop"
+    stop: str | None = None  # the stop string that matched
 
     def say(self, text: str) -> None:
         self.parts.append(text)
@@ -47,6 +54,10 @@ class Head:
     build: str = ""
 
 
+Placed = tuple[Choice, int, msgspec.Struct]
+"""A chunk of a choice, and the choice's position once it is said."""
+
+
 class Shape(Protocol):
     """How one route spells an answer. Each chunk method returns None where the route has nothing to say.
 
@@ -60,77 +71,149 @@ class Shape(Protocol):
     def whole(self, choices: list[Choice], usage: Usage) -> msgspec.Struct: ...
 
 
-class Answer:
-    """The answer to one request: `num_jobs` prompts with `n` choices each, index = prompt * n + choice."""
+class Chunk(NamedTuple):
+    """`id` is where a reader is who has got it; `data` is JSON, or `[DONE]`."""
 
-    def __init__(self, head: Head, shape: Shape, num_jobs: int, n: int, logprobs: bool) -> None:
+    id: str
+    data: bytes
+
+
+class Answer:
+    """The answer to one request: `num_jobs` prompts with `n` choices each, index = prompt * n + choice.
+
+    `seen`: what its reader has already got of it, and is not given again.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        shape: Shape,
+        num_jobs: int,
+        n: int,
+        logprobs: bool,
+        with_usage: bool = False,
+        seen: Position | None = None,
+    ) -> None:
         self.head = head
         self._shape = shape
         self._num_jobs = num_jobs
         self._n = n
         self._logprobs = logprobs
+        self._with_usage = with_usage
         self._choices = [Choice(index) for index in range(num_jobs * n)]
+        self._position = seen or Position.start(num_jobs * n)
         self._usage: list[events.Usage] = []
-        self._opened = False
 
     @property
     def is_complete(self) -> bool:
         return len(self._usage) == self._num_jobs
 
     @property
+    def is_untold(self) -> bool:
+        """Whether its reader has got nothing of it."""
+        return not self._position.tail and not any(self._position.choices)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether its reader has got all of it."""
+        return self._position.is_at_end
+
+    @property
     def num_tokens(self) -> int:
         return sum(part.completion_tokens for part in self._usage)
 
-    def add(self, arrived: Iterable[tuple[int, Event]]) -> list[bytes]:
-        """The chunks that these events, each with the number of its job, are worth, as JSON."""
-        chunks = [chunk for prompt, event in arrived for chunk in self._chunks(prompt, event)]
-        return [_encoder.encode(chunk) for chunk in chunks]
+    def add(self, arrived: Iterable[tuple[int, Event]]) -> list[Chunk]:
+        """The chunks that these events, each with the number of its job, are worth."""
+        return [
+            Chunk(self._reached(choice, position), _encoder.encode(chunk))
+            for prompt, event in arrived
+            for choice, position, chunk in self._chunks(prompt, event)
+            if position > self._position.choices[choice.index]
+        ]
 
-    def _chunks(self, prompt: int, event: Event) -> list[msgspec.Struct]:
-        if isinstance(event, Token):
-            return self._token(self._choice(prompt, event.choice), event)
-        if isinstance(event, Start):
-            return self._start(event)
-        if isinstance(event, Finish):
-            return self._finish(self._choice(prompt, event.choice), event)
-        if isinstance(event, Done):
-            self._usage.append(event.usage)
-        return []
+    def take(self, arrived: Iterable[tuple[int, Event]]) -> None:
+        """As `add`, for who wants the answer whole."""
+        for prompt, event in arrived:
+            self._chunks(prompt, event)
 
-    def usage_chunk(self) -> bytes:
-        return _encoder.encode(self._shape.usage(Usage.of(self._usage)))
+    def ending(self) -> list[Chunk]:
+        """What follows the last chunk of a complete answer."""
+        found = []
+        if self._with_usage and self._position.tail < USAGE_SAID:
+            usage = _encoder.encode(self._shape.usage(Usage.of(self._usage)))
+            found.append(Chunk(self._reached_tail(USAGE_SAID), usage))
+        return [*found, Chunk(self._reached_tail(DONE_SAID), DONE)]
+
+    def failure(self, error: KvrelayError) -> Chunk:
+        """What takes the place of an ending where the request has ended with an error."""
+        return Chunk(self._reached_tail(ERROR_SAID), _encoder.encode(error_body(error)))
+
+    def interruption(self, error: KvrelayError) -> Chunk:
+        """Says why no more comes here, of an answer that goes on: whoever has got it may come back for the rest."""
+        return Chunk(str(self._position), _encoder.encode(error_body(error)))
 
     def whole(self) -> bytes:
         return _encoder.encode(self._shape.whole(self._choices, Usage.of(self._usage)))
 
+    def _reached(self, choice: Choice, position: int) -> str:
+        self._position.choices[choice.index] = position
+        return str(self._position)
+
+    def _reached_tail(self, tail: int) -> str:
+        self._position.tail = tail
+        return str(self._position)
+
+    def _chunks(self, prompt: int, event: Event) -> list[Placed]:
+        if isinstance(event, Token):
+            return self._token(self._choice(prompt, event.choice), event)
+        if isinstance(event, Accepted):
+            self._accepted(prompt, event)
+        elif isinstance(event, Start):
+            return self._start(prompt, event)
+        elif isinstance(event, Finish):
+            return self._finish(self._choice(prompt, event.choice), event)
+        elif isinstance(event, Done):
+            self._usage.append(event.usage)
+        return []
+
     def _choice(self, prompt: int, choice: int) -> Choice:
         return self._choices[prompt * self._n + choice]
 
-    def _start(self, event: Start) -> list[msgspec.Struct]:
-        """The first job to start opens all choices: one write, and the head of the answer says the build."""
-        if self._opened:
-            return []
-        self._opened = True
-        self.head.build = event.build
-        openings = (self._shape.opening(choice) for choice in self._choices)
-        return [chunk for chunk in openings if chunk is not None]
+    def _of_prompt(self, prompt: int) -> list[Choice]:
+        return self._choices[prompt * self._n : (prompt + 1) * self._n]
 
-    def _token(self, choice: Choice, event: Token) -> list[msgspec.Struct]:
+    def _accepted(self, prompt: int, event: Accepted) -> None:
+        if event.asked is None:
+            return
+        self.head.created = event.asked.created  # of a retry: the first try's
+        if event.asked.echo:
+            for choice in self._of_prompt(prompt):
+                choice.say(event.asked.echo)
+
+    def _start(self, prompt: int, event: Start) -> list[Placed]:
+        """All choices of a prompt open with its job, in one write; the first job says the build."""
+        self.head.build = self.head.build or event.build
+        openings = [(choice, self._shape.opening(choice)) for choice in self._of_prompt(prompt)]
+        return [(choice, position.OPENED, chunk) for choice, chunk in openings if chunk is not None]
+
+    def _token(self, choice: Choice, event: Token) -> list[Placed]:
+        at = position.of_token(event.index)
         if not self._logprobs or event.logprobs is None:
-            return self._say(choice, event.text)
+            return self._say(choice, at, event.text)
         choice.tokens.append(event)
         chunk = self._shape.piece(choice, event.text, event)
         choice.say(event.text)
-        return [chunk]
+        return [(choice, at, chunk)]
 
-    def _finish(self, choice: Choice, event: Finish) -> list[msgspec.Struct]:
-        choice.reason = event.reason
-        return [*self._say(choice, event.text), self._shape.closing(choice)]
+    def _finish(self, choice: Choice, event: Finish) -> list[Placed]:
+        choice.reason, choice.stop = event.reason, event.stop
+        said = self._say(choice, position.of_last_text(event.tokens), event.text)
+        return [*said, (choice, position.of_closing(event.tokens), self._shape.closing(choice))]
 
-    def _say(self, choice: Choice, text: str) -> list[msgspec.Struct]:
+    def _say(self, choice: Choice, at: int, text: str) -> list[Placed]:
         """Nothing for held-back text: a delta of "" would only cost the client a wake-up."""
         if not text:
             return []
         chunk = self._shape.piece(choice, text, None)
         choice.say(text)
-        return [chunk]
+        return [(choice, at, chunk)]
