@@ -5,7 +5,7 @@ reasons and usage. How a route spells its chunks and choices is its `Shape`'s bu
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -130,6 +130,12 @@ class Answer:
             for choice, position, chunk in self._chunks(prompt, event)
             if position > self._position.choices[choice.index]
         ]
+
+    def begin_with(self, echoes: Sequence[str]) -> None:
+        """The text that the choices of each prompt begin with, where no job's first event says it."""
+        for prompt, echo in enumerate(echoes):
+            for choice in self._of_prompt(prompt) if echo else ():
+                choice.say(echo)
 
     def take(self, arrived: Iterable[tuple[int, Event]]) -> None:
         """As `add`, for who wants the answer whole."""
