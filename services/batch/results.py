@@ -8,11 +8,18 @@ import msgspec
 
 from schemas.errors import BusUnavailable, KvrelayError, QueueFull, TooLarge
 from schemas.openai import error_body
-from schemas.subjects import OUTCOME_HEADER, RESULTS_STREAM, result_subject, results_subject
+from schemas.subjects import (
+    OUTCOME_HEADER,
+    RESULTS_STREAM,
+    result_subject,
+    results_subject,
+    retry_id,
+)
 from services.bus import records
 from services.bus.connection import Bus
 
 RETRY_S = 0.2
+MAX_TRIES = 3  # of a line whose job failed for no fault of its own
 COMPLETED, FAILED = "completed", "failed"
 
 
@@ -74,3 +81,8 @@ async def stored(bus: Bus, tenant: str, batch: str) -> AsyncIterator[Result]:
             after = record.sequence
             line = int(record.subject.rpartition(".")[2])
             yield Result(line, record.headers.get(OUTCOME_HEADER, COMPLETED), record.payload)
+
+
+def job_of_line(batch: str, line: int, attempt: int = 0) -> str:
+    """The id of a line's job."""
+    return retry_id(f"{batch}-{line}", attempt) if attempt else f"{batch}-{line}"

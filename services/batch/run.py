@@ -20,7 +20,7 @@ from schemas.job import Job
 from schemas.subjects import MSG_ID_HEADER, Lane, retry_id
 from schemas.wire import encode
 from services.batch.lines import Line, Place, Plan, parse_line, read_line
-from services.batch.results import Result, answered, not_run, refused, store
+from services.batch.results import MAX_TRIES, Result, answered, job_of_line, not_run, refused, store
 from services.batch.throttle import Throttle
 from services.bus.cancels import cancel_job
 from services.bus.connection import Bus
@@ -33,7 +33,6 @@ from services.openai.route import ROUTES, answer_to
 from services.openai.token_names import TokenNames
 from services.text.model import TextModel
 
-MAX_TRIES = 3
 RETRY_S = 0.2
 
 OnResult = Callable[[Result], None]
@@ -79,7 +78,7 @@ class BatchRun:
         for place in plan.places:
             if place.number in done:
                 continue
-            job = self._job(place.number)
+            job = job_of_line(self._batch, place.number)
             with contextlib.suppress(BusUnavailable):
                 await cancel_job(self._setting.bus, self._setting.tenant, job, Cancelled(message))
             if code is not None:
@@ -89,7 +88,7 @@ class BatchRun:
     async def _line(self, place: Place, slot: contextlib.AsyncExitStack) -> None:
         async with slot:
             line = parse_line(await self._read(place), self._endpoint)
-            custom_id, request = bytes(line.custom_id), self._job(place.number)
+            custom_id, request = bytes(line.custom_id), job_of_line(self._batch, place.number)
             try:
                 body = await self._answered(line, request)
             except KvrelayError as error:
@@ -111,9 +110,6 @@ class BatchRun:
             is_new = await store(bus, tenant, self._batch, result)
         if is_new:
             self._on_result(result)
-
-    def _job(self, line: int) -> str:
-        return f"{self._batch}-{line}"
 
     async def _answered(self, line: Line, request: str) -> bytes:
         """The body of its answer. Raises what the line's request ended with, after the last try."""
