@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "services.prefill": WORKER | {"services.worker"},
     "services.decode": WORKER | {"services.worker"},
     "services.openai": BASE | {"services.text"},
-    "services.client": {"schemas"},
+    "services.client": {"schemas", "services.bus"},
     "services.batch": BASE | {"services.bus", "services.text", "services.openai"},
     "services.gateway": BASE
     | {"services.bus", "services.text", "services.models", "services.openai", "services.batch"},
