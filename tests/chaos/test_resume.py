@@ -19,7 +19,7 @@ from tests.gateway.sse import SseEvent, events
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
-MAX_TOKENS = 800  # takes longer than a job outlives its gateway, unless somebody else waits for it
+MAX_TOKENS = 500  # takes longer than a job outlives its gateway, unless somebody else waits for it
 BODY = {
     "model": MODEL, "messages": [{"role": "user", "content": "Tell me a very long story about the sea."}],
     "max_tokens": MAX_TOKENS, "ignore_eos": True, "seed": 7,

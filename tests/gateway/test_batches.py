@@ -11,7 +11,9 @@ import pytest
 
 from schemas.batch import MAX_LINES
 from schemas.events import Error
-from schemas.subjects import Lane, tenant_and_lane
+from schemas.subjects import FILES_STREAM, Lane, file_subject, tenant_and_lane
+from services.batch import shelf
+from services.bus import records
 from tests.gateway.conftest import MakePipeline, Pipeline
 from tests.gateway.scripted_worker import Work, saying
 
@@ -243,3 +245,23 @@ async def test_uploads_that_are_refused(pipeline: Pipeline, client: openai.Async
     for name in ("file-none", "a%20b%3E*", "file-0-output"):
         async with pipeline.session.get(f"{pipeline.url}/v1/files/{name}/content") as response:
             assert response.status == 404
+
+
+async def test_a_file_that_is_too_large_leaves_nothing(
+    client: openai.AsyncOpenAI, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shelf, "MAX_FILE_BYTES", 1_000_000)
+    assert (await client.files.create(file=b"x" * 1_000_000, purpose="batch")).bytes == 1_000_000
+    with pytest.raises(openai.APIStatusError) as refused:
+        await client.files.create(file=b"x" * 1_000_001, purpose="batch")
+    assert refused.value.status_code == 413
+    parts = await records.latest(pipeline.bus, FILES_STREAM, file_subject("default", "*", "*"))
+    names = {part.subject.split(".")[3] for part in parts}
+    assert all([part for part in parts if part.subject.endswith(f"{name}.meta")] for name in names)
+
+
+async def test_a_file_comes_back_as_it_went(client: openai.AsyncOpenAI) -> None:
+    data = bytes(range(256)) * 4_000
+    file = await client.files.create(file=("ü.bin", data), purpose="batch")
+    assert (await client.files.content(file.id)).content == data
+    assert (await client.files.retrieve(file.id)).filename == "ü.bin"
