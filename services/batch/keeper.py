@@ -149,9 +149,10 @@ class Keeping:
 
     async def _finish(self, run: BatchRun, plan: Plan, how: BatchStatus) -> None:
         if how == "expired":
-            await run.give_up(plan, set(self._done), "batch_expired", "the batch expired before this line was answered")
+            await run.give_up("the batch expired")
+            await run.refuse_rest(plan, set(self._done), "batch_expired", "the batch expired before this line's turn")
         elif how == "cancelled":
-            await run.give_up(plan, set(self._done), None, "the batch was cancelled")
+            await run.give_up("the batch was cancelled")
         else:
             await self._tell(status="finalizing", finalizing_at=self._now())
         await self._recount(plan.total)

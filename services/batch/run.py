@@ -34,6 +34,7 @@ from services.openai.token_names import TokenNames
 from services.text.model import TextModel
 
 RETRY_S = 0.2
+STORED_AT_ONCE = 256
 
 OnResult = Callable[[Result], None]
 
@@ -59,12 +60,14 @@ class BatchRun:
         self._file = file
         self._on_result = on_result
         self._reading = asyncio.Lock()
+        self._under_way: set[int] = set()  # lines
 
     async def run(self, plan: Plan, done: set[int]) -> None:
         """Until every line has a result. Cancelled, it leaves the jobs under way alone: the next run finds them."""
         for place, custom_id, error in plan.bad:
             if place.number not in done:
-                await self._store(not_run(self._batch, place.number, custom_id, error.code, error.message))
+                result = not_run(self._batch, place.number, custom_id, error.code, error.message)
+                await self._store(result, custom_id)
         throttle = self._setting.throttle
         async with asyncio.TaskGroup() as group:
             for place in plan.places:
@@ -73,40 +76,52 @@ class BatchRun:
                     await slot.enter_async_context(throttle.place())
                     group.create_task(self._line(place, slot))
 
-    async def give_up(self, plan: Plan, done: set[int], code: str | None, message: str) -> None:
-        """Cancels what may be under way of the lines without a result; with `code` each gets one that says so."""
-        for place in plan.places:
-            if place.number in done:
-                continue
-            job = job_of_line(self._batch, place.number)
+    async def give_up(self, message: str) -> None:
+        """Cancels the jobs that were under way when the run was cancelled."""
+        under_way, self._under_way = self._under_way, set()
+        for line in under_way:
             with contextlib.suppress(BusUnavailable):
-                await cancel_job(self._setting.bus, self._setting.tenant, job, Cancelled(message))
-            if code is not None:
-                custom_id = bytes(parse_line(await self._read(place), self._endpoint).custom_id)
-                await self._store(not_run(self._batch, place.number, custom_id, code, message))
+                await cancel_job(self._setting.bus, self._setting.tenant, self._job(line), Cancelled(message))
+
+    async def refuse_rest(self, plan: Plan, done: set[int], code: str, message: str) -> None:
+        """Every line without a result gets one that says why."""
+        left = [place for place in plan.places if place.number not in done]
+        for first in range(0, len(left), STORED_AT_ONCE):
+            await asyncio.gather(
+                *(self._refuse(place, code, message) for place in left[first : first + STORED_AT_ONCE])
+            )
+
+    async def _refuse(self, place: Place, code: str, message: str) -> None:
+        custom_id = bytes(parse_line(await self._read(place), self._endpoint).custom_id)
+        await self._store(not_run(self._batch, place.number, custom_id, code, message), custom_id)
 
     async def _line(self, place: Place, slot: contextlib.AsyncExitStack) -> None:
         async with slot:
+            self._under_way.add(place.number)
             line = parse_line(await self._read(place), self._endpoint)
-            custom_id, request = bytes(line.custom_id), job_of_line(self._batch, place.number)
+            custom_id, request = bytes(line.custom_id), self._job(place.number)
             try:
                 body = await self._answered(line, request)
             except KvrelayError as error:
                 result = refused(self._batch, place.number, custom_id, request, error)
             else:
                 result = answered(self._batch, place.number, custom_id, request, body)
-            await self._store(result)
+            await self._store(result, custom_id)
+            self._under_way.discard(place.number)
+
+    def _job(self, line: int) -> str:
+        return job_of_line(self._batch, line)
 
     async def _read(self, place: Place) -> bytes:
         async with self._reading:
             return await asyncio.to_thread(read_line, self._file, place)
 
-    async def _store(self, result: Result) -> None:
+    async def _store(self, result: Result, custom_id: bytes) -> None:
         bus, tenant = self._setting.bus, self._setting.tenant
         try:
             is_new = await store(bus, tenant, self._batch, result)
         except TooLarge as error:
-            result = not_run(self._batch, result.line, b"null", error.code, error.message)
+            result = not_run(self._batch, result.line, custom_id, error.code, error.message)
             is_new = await store(bus, tenant, self._batch, result)
         if is_new:
             self._on_result(result)

@@ -24,8 +24,12 @@ class EventStream:
     Every method raises `ConnectionError` once the client is gone.
     """
 
-    def __init__(self, request: web.Request, connection: ClientConnection, location: str = "") -> None:
-        """`location`: where a reader who lost the stream comes back for the rest of it."""
+    def __init__(
+        self, request: web.Request, connection: ClientConnection, location: str = "", retry_ms: int = 0
+    ) -> None:
+        """`location`: where a reader who lost the stream comes back for the rest of it; an EventSource does so after
+        `retry_ms`, if that is said."""
+        self._preamble = b"retry: %d\n" % retry_ms if retry_ms else b""
         self._request = request
         self._connection = connection
         self._loop = asyncio.get_running_loop()
@@ -62,6 +66,7 @@ class EventStream:
         if not self._response.prepared:
             await self._response.prepare(self._request)
             self._connection.probe = self._probe
+            data = self._preamble + data
         self.last_write_s = self._loop.time()
         await self._response.write(data)
 

@@ -29,6 +29,7 @@ from services.settings import Api
 
 LAST_EVENT_ID_HEADER = "Last-Event-ID"
 MAX_WAIT_S = 60.0
+RETRY_MS = 1000  # browsers would wait 3 to 5 s, and in 5 s a job that nobody reads has ended
 
 
 class Requests:
@@ -71,7 +72,7 @@ class Requests:
         connection = cast(ClientConnection, request.protocol)
         with connection.attended(inbox.leave, self._api.stream_buffer_bytes, self._api.write_timeout_s):
             async with self._exchange.joined(found, inbox):
-                stream = EventStream(request, connection)
+                stream = EventStream(request, connection, retry_ms=RETRY_MS)
                 return await stream_answer(stream, inbox, answer, self._api.keepalive_s)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:

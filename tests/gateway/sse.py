@@ -15,8 +15,9 @@ def parse(text: str) -> list[SseEvent]:
     for line in text.split("\n")[:-1]:
         name, _, value = line.partition(": ")
         if line and not line.startswith(":"):
-            assert name in ("id", "data"), line
-            id_, data = (value, data) if name == "id" else (id_, value)
+            assert name in ("id", "data", "retry"), line
+            id_ = value if name == "id" else id_
+            data = value if name == "data" else data
         elif not line and data:
             found.append(SseEvent(id_, data))
             data = ""
