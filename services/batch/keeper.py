@@ -10,7 +10,6 @@ import tempfile
 from typing import Any
 
 import msgspec
-from nats.aio.msg import Msg
 
 from schemas.batch import ENDED, Batch, BatchError, BatchErrors, BatchRecord, BatchStatus, RequestCounts
 from schemas.errors import BusUnavailable, JobNotFound, KvrelayError
@@ -19,6 +18,7 @@ from services.batch.lines import Plan, make_plan
 from services.batch.results import COMPLETED, Result, stored
 from services.batch.run import BatchRun, Setting
 from services.batch.shelf import Shelf, output_names
+from services.bus import records
 from services.bus.beats import BeatTable
 
 LOOK_S = 2.0
@@ -41,22 +41,18 @@ class BatchKeeper:
 
     async def run(self) -> None:
         """Until cancelled; what runs then goes on in another process."""
-        subject = batch_subject(self._setting.tenant, "*")
-        subscription = await self._setting.bus.subscribe(subject, self._on_record)
-        try:
-            async with asyncio.TaskGroup() as group:
-                while True:
-                    with contextlib.suppress(BusUnavailable):
-                        await self._look(group)
-                    self._changed.clear()
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(LOOK_S):
-                            await self._changed.wait()
-        finally:
-            await self._setting.bus.unsubscribe(subscription)
-
-    async def _on_record(self, message: Msg) -> None:
-        self._changed.set()
+        subjects = batch_subject(self._setting.tenant, "*")
+        async with (
+            records.listening(self._setting.bus, subjects, self._changed.set),
+            asyncio.TaskGroup() as group,
+        ):
+            while True:
+                with contextlib.suppress(BusUnavailable):
+                    await self._look(group)
+                self._changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await self._changed.wait()
 
     async def _look(self, group: asyncio.TaskGroup) -> None:
         for sequence, record in await self._shelf.batches():

@@ -2,6 +2,8 @@
 
 import asyncio
 import base64
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -68,6 +70,20 @@ async def read_some(bus: Bus, stream: str, subjects: str, after: int = 0) -> tup
     ask = {"seq": after + 1, "next_by_subj": subjects, "batch": BATCH_MESSAGES, "max_bytes": BATCH_BYTES}
     found, more, _ = await _read(bus, stream, ask)
     return found, more
+
+
+@contextlib.asynccontextmanager
+async def listening(bus: Bus, subjects: str, on_change: Callable[[], None]) -> AsyncIterator[None]:
+    """Calls `on_change` when a record that the filter matches is written; it may be called for nothing, or not."""
+
+    async def on_message(message: Msg) -> None:
+        on_change()
+
+    subscription = await bus.subscribe(subjects, on_message)
+    try:
+        yield
+    finally:
+        await bus.unsubscribe(subscription)
 
 
 async def erase(bus: Bus, stream: str, subjects: str) -> int:
