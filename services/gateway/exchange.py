@@ -91,7 +91,7 @@ class Exchange:
             job.inboxes.add(inbox)
             if job.leaving is not None:
                 job.leaving.cancel()
-                job.leaving = None
+                job.leaving, job.is_asking = None, False
             followed.append(job)
             pumps.append(asyncio.create_task(self._pump(job, number, inbox), name=f"events of {job.id}"))
 
