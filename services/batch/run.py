@@ -15,7 +15,7 @@ import msgspec
 from schemas.asked import Asked
 from schemas.batch import ENDPOINTS
 from schemas.errors import BusUnavailable, Cancelled, Internal, KvrelayError, QueueFull, TooLarge, error_from_code
-from schemas.events import Error, Event
+from schemas.events import Error, Event, Token
 from schemas.job import Job
 from schemas.subjects import MSG_ID_HEADER, Lane, retry_id
 from schemas.wire import encode
@@ -157,18 +157,23 @@ class BatchRun:
     async def _run_jobs(self, jobs: Iterable[Job], answer: Answer) -> None:
         """One after the other: what a line asks for several times over shares its beginning."""
         for number, job in enumerate(jobs):
-            async for event in self._events(job):
-                if isinstance(event, Error):
-                    raise error_from_code(event.code, event.message, event.param)
-                answer.take([(number, event)])
+            async with contextlib.aclosing(self._events(job)) as events:
+                async for event in events:
+                    if isinstance(event, Error):
+                        raise error_from_code(event.code, event.message, event.param)
+                    answer.take([(number, event)])
 
     async def _events(self, job: Job) -> AsyncGenerator[Event, None]:
         assert job.id is not None
-        await self._submit(job)
-        watched = cast(AsyncGenerator[Event, None], watch(self._setting.bus, self._setting.tenant, job.id))
-        async with contextlib.aclosing(watched) as events:
-            async for event in events:
-                yield event
+        async with contextlib.AsyncExitStack() as turn:
+            await turn.enter_async_context(self._setting.throttle.turn())
+            await self._submit(job)
+            watched = cast(AsyncGenerator[Event, None], watch(self._setting.bus, self._setting.tenant, job.id))
+            async with contextlib.aclosing(watched):
+                async for event in watched:
+                    if isinstance(event, Token):
+                        await turn.aclose()
+                    yield event
 
     async def _submit(self, job: Job) -> None:
         """Waits for room in the queue, and for the broker. A job that is there, or done, is not run again."""

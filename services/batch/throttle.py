@@ -5,7 +5,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
 
-from schemas.beat import BEAT_INTERVAL_S, Beat
+from schemas.beat import BEAT_INTERVAL_S, Beat, ProcessRole
 from services.bus.beats import BeatTable
 
 RESERVE = 4  # one place in so many stays free, so that a request that comes now finds one
@@ -21,6 +21,8 @@ class Throttle:
         self._were_ours: deque[int] = deque([0, 0], maxlen=3)
         self._num_others = 0
         self._freed = asyncio.Event()
+        self._num_in_prefill = 0
+        self._turned = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
@@ -39,20 +41,31 @@ class Throttle:
             self._num_ours -= 1
             self._freed.set()
 
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Held until a job's first token: a prefill worker has one of ours at a time, whoever comes waits for one only."""
+        while self._num_in_prefill >= max(1, len(self._workers("prefill"))):
+            self._turned.clear()
+            await self._turned.wait()
+        self._num_in_prefill += 1
+        try:
+            yield
+        finally:
+            self._num_in_prefill -= 1
+            self._turned.set()
+
     @property
     def allowed(self) -> int:
-        capacity = sum(beat.capacity for beat in self._workers())
+        capacity = sum(beat.capacity for beat in self._workers("decode"))
         return max(1, capacity - -(-capacity // RESERVE) - self._num_others) if capacity else 0
 
     def _look(self) -> None:
         """Once a beat."""
-        running = sum(beat.running for beat in self._workers())
+        running = sum(beat.running for beat in self._workers("decode"))
         self._were_ours.append(self._num_ours)
         self._num_others = max(0, running - max(self._were_ours))
 
-    def _workers(self) -> list[Beat]:
+    def _workers(self, role: ProcessRole) -> list[Beat]:
         return [
-            beat
-            for beat in self._beats.alive("decode")
-            if beat.model in self._models and beat.state in ("ok", "degraded")
+            beat for beat in self._beats.alive(role) if beat.model in self._models and beat.state in ("ok", "degraded")
         ]

@@ -73,3 +73,12 @@ async def test_without_workers_nothing_is_begun(server: NatsServer) -> None:
         await table.start()
         assert Throttle(table, {"m"}).allowed == 0
         await table.close()
+
+
+async def test_a_prefill_worker_has_one_of_ours_at_a_time(server: NatsServer) -> None:
+    async with heard(server, 16) as (throttle, _, _):
+        async with throttle.turn():
+            waiting = asyncio.create_task(throttle.turn().__aenter__())
+            await asyncio.sleep(0)
+            assert not waiting.done()
+        await waiting
