@@ -43,7 +43,7 @@ class Throttle:
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Held until a job's first token: a prefill worker has one of ours at a time, whoever comes waits for one only."""
+        """Held until a job's first token: a prefill worker has one of ours at a time, and others wait for that only."""
         while self._num_in_prefill >= max(1, len(self._workers("prefill"))):
             self._turned.clear()
             await self._turned.wait()
