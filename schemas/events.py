@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from schemas.asked import Asked
 from schemas.errors import InvalidRequest, KvrelayError
 from schemas.wire import WIRE_VERSION, translate
 
@@ -32,11 +33,15 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="accepted"):
-    """First event of a job that came through the gateway; `job` is its id, `model` the slug of its queue."""
+    """First event of a job that came through the gateway; `job` is its id, `model` the slug of its queue.
+
+    `asked`: the HTTP request behind it, for whoever resumes its answer.
+    """
 
     v: int = WIRE_VERSION
     job: str
     model: str | None = None
+    asked: Asked | None = None
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="start"):

@@ -120,9 +120,12 @@ class CompletionRequest(Request, frozen=True, kw_only=True):
     prompt: Prompts
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     best_of: int | None = None
+    echo: bool | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.echo and self.logprobs is not None:
+            raise unsupported("echo", "with logprobs")
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise unsupported("best_of", "other than n")
 

@@ -9,7 +9,7 @@ from schemas import events
 
 LOWEST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot spell
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length"]  # beside it vLLM's `stop_reason`: the stop string that matched, or null
 
 
 class CachedTokens(msgspec.Struct, frozen=True):
@@ -71,6 +71,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    stop_reason: str | None = None
 
 
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -83,6 +84,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
     delta: Delta
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
+    stop_reason: str | None = None
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
@@ -92,6 +94,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: FinishReason | None = None
+    stop_reason: str | None = None
 
 
 class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):

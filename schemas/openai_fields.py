@@ -19,7 +19,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
     "suffix": ("",),
-    "echo": (False,),
     "min_tokens": (0,),
     "stop_token_ids": ([],),
     "include_stop_str_in_output": (False,),

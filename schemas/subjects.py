@@ -16,6 +16,8 @@ WORKER_HEADER = "Kvrelay-Worker"
 MSG_ID_HEADER = "Nats-Msg-Id"
 EXPECTED_LAST_SUBJECT_SEQUENCE_HEADER = "Nats-Expected-Last-Subject-Sequence"
 
+OUTCOME_HEADER = "Kvrelay-Outcome"  # of a result
+
 # Of a dead letter: why it is one, and the message that it was.
 CODE_HEADER = "Kvrelay-Code"
 REASON_HEADER = "Kvrelay-Reason"
@@ -27,11 +29,17 @@ TRUNCATED_HEADER = "Kvrelay-Truncated"  # bytes of the whole payload
 REPLIES_STREAM = "KVRELAY_REPLIES"
 RESULTS_STREAM = "KVRELAY_RESULTS"
 DEAD_STREAM = "KVRELAY_DEAD"
+FILES_STREAM = "KVRELAY_FILES"
+BATCHES_STREAM = "KVRELAY_BATCHES"
 PREFILL_SUBJECTS = "kvrelay.prefill.*.*.*"
 REPLIES_SUBJECTS = "kvrelay.replies.*.*"
 RESULTS_SUBJECTS = "kvrelay.results.*.*.*"
 DEAD_SUBJECTS = "kvrelay.dead.*.*"
+FILES_SUBJECTS = "kvrelay.files.*.*.*"
+BATCHES_SUBJECTS = "kvrelay.batches.*.*"
+FILE_META = "meta"
 ALL_CANCELS = "kvrelay.cancel.*.*"
+ALL_WATCHED = "kvrelay.watched.*.*"
 ALL_BEATS = "kvrelay.beat.*"
 
 _SLUG = re.compile(r"[a-z0-9-]{1,64}")
@@ -91,8 +99,32 @@ def dead_subject(tenant: str, job: str) -> str:
     return f"kvrelay.dead.{tenant}.{job}"
 
 
+def result_subject(tenant: str, batch: str, line: int) -> str:
+    return f"kvrelay.results.{tenant}.{batch}.{line}"
+
+
+def results_subject(tenant: str, batch: str) -> str:
+    """All results of a batch."""
+    return f"kvrelay.results.{tenant}.{batch}.*"
+
+
+def file_subject(tenant: str, file: str, part: int | str) -> str:
+    """A part of a file by its number, `FILE_META`, or `*` for all of it; `file` may be `*` as well."""
+    return f"kvrelay.files.{tenant}.{file}.{part}"
+
+
+def batch_subject(tenant: str, batch: str) -> str:
+    """The record of a batch; `*` for all of a tenant's."""
+    return f"kvrelay.batches.{tenant}.{batch}"
+
+
 def cancel_subject(tenant: str, job: str) -> str:
     return f"kvrelay.cancel.{tenant}.{job}"
+
+
+def watched_subject(tenant: str, job: str) -> str:
+    """Where it is asked who waits for a job; only gateways and workers may use it."""
+    return f"kvrelay.watched.{tenant}.{job}"
 
 
 def beat_subject(process: str) -> str:
@@ -105,7 +137,7 @@ def drain_subject(process: str) -> str:
 
 
 def job_of_subject(subject: str) -> tuple[str, str]:
-    """(tenant, job) of a reply, cancel or dead subject."""
+    """(tenant, job) of a reply, cancel, watched or dead subject."""
     _, _, tenant, job = subject.split(".")
     return tenant, job
 

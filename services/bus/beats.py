@@ -120,10 +120,8 @@ class BeatTable:
         return seen.beat if seen else None
 
     def owner_silent(self, process: str, silent_s: float) -> bool:
-        """True if `process` has stopped or was not heard for `silent_s`, while it could have been."""
+        """True if `process` was not heard for `silent_s`, while it could have been; one that stopped says no more."""
         seen = self._seen.get(process)
-        if seen is not None and seen.beat.state == "stopped":
-            return True
         return self._now_s() - (seen.at_s if seen else self._started_s) > silent_s
 
     def build_silent_s(self, model: str, build: str) -> float:

@@ -8,6 +8,7 @@ are the single messages that others write: the gateway's `accepted`, and ends.
 import asyncio
 from collections.abc import Mapping
 
+from schemas.asked import Asked
 from schemas.errors import BusUnavailable, KvrelayError, QueueFull
 from schemas.events import Accepted, End, Error, Event, encode_events
 from schemas.subjects import CLAIM_HEADER, EXPECTED_LAST_SUBJECT_SEQUENCE_HEADER, reply_subject
@@ -47,10 +48,15 @@ async def append(
 
 
 async def open_job(
-    bus: Bus, tenant: str, job: str, model: str | None = None, trace: Mapping[str, str] | None = None
+    bus: Bus,
+    tenant: str,
+    job: str,
+    model: str | None = None,
+    trace: Mapping[str, str] | None = None,
+    asked: Asked | None = None,
 ) -> int | None:
     """Writes the gateway's `accepted` as the first event. None if the job has events already: the id was used."""
-    return await append(bus, tenant, job, [Accepted(job=job, model=model)], last=0, trace=trace)
+    return await append(bus, tenant, job, [Accepted(job=job, model=model, asked=asked)], last=0, trace=trace)
 
 
 async def end_job(

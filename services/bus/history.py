@@ -71,6 +71,11 @@ async def last_message(bus: Bus, tenant: str, job: str) -> StoredEvents | None:
     return None if status(message) else _stored(message)
 
 
+async def first_message(bus: Bus, tenant: str, job: str) -> StoredEvents | None:
+    """The oldest message of a job that is still stored, None if there is none. Raises `BusUnavailable`."""
+    return await _by_leader(bus, {"seq": 1, "next_by_subj": reply_subject(tenant, job)})
+
+
 async def read_all(bus: Bus, tenant: str, job: str, after: int = 0) -> list[StoredEvents]:
     """All messages of a job with a sequence above `after`, oldest first. Raises `BusUnavailable`.
 
@@ -134,8 +139,12 @@ async def read_some(bus: Bus, tenant: str, job: str, after: int = 0) -> tuple[li
 
 
 async def _last_by_leader(bus: Bus, subject: str) -> StoredEvents | None:
+    return await _by_leader(bus, {"last_by_subj": subject})
+
+
+async def _by_leader(bus: Bus, which: dict[str, int | str]) -> StoredEvents | None:
     try:
-        answer = await call(bus, f"STREAM.MSG.GET.{REPLIES_STREAM}", {"last_by_subj": subject}, READ_TIMEOUT_S)
+        answer = await call(bus, f"STREAM.MSG.GET.{REPLIES_STREAM}", which, READ_TIMEOUT_S)
     except Refused as error:
         if error.err_code == NO_MESSAGE:
             return None

@@ -13,8 +13,12 @@ from typing import Any
 
 from schemas.errors import BusUnavailable, SetupError
 from schemas.subjects import (
+    BATCHES_STREAM,
+    BATCHES_SUBJECTS,
     DEAD_STREAM,
     DEAD_SUBJECTS,
+    FILES_STREAM,
+    FILES_SUBJECTS,
     REPLIES_STREAM,
     REPLIES_SUBJECTS,
     RESULTS_STREAM,
@@ -142,7 +146,10 @@ def shared_configs(bus: Bus) -> list[Config]:
     # A dead letter must always find room, or its job could never be settled: the oldest make way.
     dead = _limits(bus, DEAD_STREAM, DEAD_SUBJECTS, DEAD_MAX_AGE_S)
     dead |= {"discard": "old", "max_bytes": DEAD_MAX_BYTES}
-    return [replies, results, dead]
+    files = _limits(bus, FILES_STREAM, FILES_SUBJECTS, RESULTS_MAX_AGE_S) | {"discard": "new"}
+    batches = _limits(bus, BATCHES_STREAM, BATCHES_SUBJECTS, RESULTS_MAX_AGE_S)
+    batches |= {"discard": "new", "max_msgs_per_subject": 1}
+    return [replies, results, dead, files, batches]
 
 
 def _limits(bus: Bus, name: str, subjects: str, max_age_s: float) -> Config:

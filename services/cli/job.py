@@ -18,8 +18,8 @@ from services.cli.job_page import page
 from services.cli.options import with_settings
 from services.cli.pipeline_address import bus_url
 from services.config import Settings
-from services.gateway.request_names import RequestNames
 from services.gateway.request_report import find_request
+from services.openai.request_names import RequestNames
 
 _SHOW_EPILOG = """\b
 Examples:

@@ -22,6 +22,7 @@ _COMMANDS = {
     "restart": "services.cli.restart:restart",
     "generate": "services.cli.generate:generate",
     "chat": "services.cli.chat:chat",
+    "batch": "services.cli.batch:batch",
     "job": "services.cli.job:job",
     "dead": "services.cli.dead:dead",
     "kv": "services.cli.kv:kv",
@@ -41,6 +42,7 @@ Examples:
   kvrelay generate "Name the capital of France."
   kvrelay generate --raw --json --max-tokens 20 "Here is the English alphabet: ABC"
   kvrelay chat
+  kvrelay batch run in.jsonl -o out.jsonl    a file of requests; goes on after Ctrl-C
   kvrelay job show hello-1                   what became of a job
   kvrelay dead ls                            jobs that were given up
   kvrelay kv explain "Hello"                 which blocks of a prompt are stored, and why not

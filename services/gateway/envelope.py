@@ -11,7 +11,7 @@ from aiohttp import web
 from schemas.errors import InvalidRequest, KvrelayError
 from services.gateway.inbox import ClientGone
 from services.gateway.refusal import refusal
-from services.gateway.request_names import new_request_key
+from services.openai.request_names import new_request_key
 
 REQUEST_ID_HEADER = "X-Request-Id"
 PROBES = frozenset({"/ready", "/health"})
@@ -20,7 +20,7 @@ CLIENT_GONE_STATUS = 499  # what logs say of a client that did not wait
 _log = logging.getLogger("kvrelay.access")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
-REQUEST_ID = web.RequestKey("request_id", str)  # the client's own, or else the key
+REQUEST_ID = web.RequestKey("request_id", str)  # the client's own, or ""
 REQUEST_KEY = web.RequestKey("request_key", str)  # what its jobs and its answer are named after
 LOG_FIELDS = web.RequestKey("log_fields", dict[str, Any])  # what a handler adds to the request's log line
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -28,15 +28,15 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 def common_headers(request: web.Request) -> dict[str, str]:
     """Headers of every answer to `request`."""
-    return {REQUEST_ID_HEADER: request[REQUEST_ID]}
+    return {REQUEST_ID_HEADER: request[REQUEST_ID] or request[REQUEST_KEY]}
 
 
 @web.middleware
 async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse:
     started_s = time.monotonic()
     given = request.headers.get(REQUEST_ID_HEADER, "")
-    key = request[REQUEST_KEY] = new_request_key()
-    request[REQUEST_ID] = given if _REQUEST_ID.fullmatch(given) else key
+    request[REQUEST_KEY] = new_request_key()
+    request[REQUEST_ID] = given if _REQUEST_ID.fullmatch(given) else ""
     request[LOG_FIELDS] = {}
     status = 500
     try:
@@ -80,7 +80,7 @@ def _log_line(request: web.Request, status: int, took_s: float) -> None:
         "path": request.path[:200],
         "status": status,
         "took_s": round(took_s, 6),
-        "request": request[REQUEST_ID],
+        "request": request[REQUEST_ID] or request[REQUEST_KEY],
         **added,
     }
     # Probes come several times a second and would drown what people ask for.

@@ -3,16 +3,14 @@
 import asyncio
 from collections.abc import Sequence
 
-import msgspec
 from aiohttp import HttpVersion11, web
 
-from schemas.errors import KvrelayError
-from schemas.openai import error_body
 from services.gateway.connection import ClientConnection
 from services.gateway.envelope import common_headers
+from services.openai.answer import Chunk
 
-_COMMENT = b": keep-alive\n\n"
-_DONE = b"data: [DONE]\n\n"
+# No blank line behind it: OpenAI's client would take that for the end of an event, once it has seen an `id:`.
+_COMMENT = b": keep-alive\n"
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -26,12 +24,19 @@ class EventStream:
     Every method raises `ConnectionError` once the client is gone.
     """
 
-    def __init__(self, request: web.Request, connection: ClientConnection) -> None:
+    def __init__(
+        self, request: web.Request, connection: ClientConnection, location: str = "", retry_ms: int = 0
+    ) -> None:
+        """`location`: where a reader who lost the stream comes back for the rest of it; an EventSource does so after
+        `retry_ms`, if that is said."""
+        self._preamble = b"retry: %d\n" % retry_ms if retry_ms else b""
         self._request = request
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         self.last_write_s = self._loop.time()  # or when the request was accepted
         self._response = web.StreamResponse(headers={**_HEADERS, **common_headers(request)})
+        if location:
+            self._response.headers["Content-Location"] = location
         # A stream may end in the middle: the end of its connection says so to clients that do not look for [DONE],
         # and none of them sends its next request on a connection that is about to be closed.
         self._response.force_close()
@@ -44,28 +49,24 @@ class EventStream:
     def has_begun(self) -> bool:
         return self._response.prepared
 
-    async def send(self, chunks: Sequence[bytes]) -> None:
+    async def send(self, chunks: Sequence[Chunk]) -> None:
         """All chunks of a step in one write, so that they reach the client together."""
         if chunks:
-            await self._write(b"".join(b"data: " + chunk + b"\n\n" for chunk in chunks))
+            await self._write(b"".join(b"id: %b\ndata: %b\n\n" % (id_.encode(), data) for id_, data in chunks))
 
     async def keep_alive(self) -> None:
         await self._write(_COMMENT)
 
-    async def finish(self, chunks: Sequence[bytes] = ()) -> None:
-        """The normal end: last chunks and [DONE]."""
-        await self._write(b"".join(b"data: " + chunk + b"\n\n" for chunk in chunks) + _DONE)
-        await self._end()
-
-    async def fail(self, error: KvrelayError) -> None:
-        """The end of a stream that went wrong: no [DONE]."""
-        await self.send([msgspec.json.encode(error_body(error))])
+    async def finish(self, chunks: Sequence[Chunk]) -> None:
+        """The last chunks: of an answer that went well, with [DONE] at their end; or what went wrong."""
+        await self.send(chunks)
         await self._end()
 
     async def _write(self, data: bytes) -> None:
         if not self._response.prepared:
             await self._response.prepare(self._request)
             self._connection.probe = self._probe
+            data = self._preamble + data
         self.last_write_s = self._loop.time()
         await self._response.write(data)
 

@@ -10,17 +10,25 @@ from aiohttp import web
 
 from schemas.beat import Beat, ProcessState
 from schemas.errors import SetupError
+from services.batch.keeper import BatchKeeper
+from services.batch.run import Setting
+from services.batch.shelf import Shelf
+from services.batch.throttle import Throttle
 from services.bus.beats import BeatPublisher, BeatTable
 from services.bus.connection import Bus
+from services.bus.watchers import WatchAnswers
+from services.gateway.batches import Batches
 from services.gateway.catalog import Catalog
 from services.gateway.connection import GatewayRunner
 from services.gateway.exchange import Exchange
+from services.gateway.files import Files
 from services.gateway.generation import Generation
 from services.gateway.readiness import Readiness
 from services.gateway.reaper import Reaper
-from services.gateway.request_names import RequestNames
 from services.gateway.requests import Requests
 from services.gateway.routes import Routes
+from services.openai.request_names import RequestNames
+from services.openai.token_names import TokenNames
 from services.settings import Settings
 from services.text.model import TextModel
 
@@ -39,24 +47,35 @@ class Gateway:
         self._beats = BeatTable(bus)
         self._catalog = Catalog(texts)
         self.readiness = Readiness(bus, self._beats, self._catalog)
-        self.exchange = Exchange(bus, settings.bus.tenant, process, settings.api.resume_grace_s)
-        self._names = RequestNames()
-        self._generation = Generation(settings.api, self._catalog, self.readiness, self.exchange, self._names)
+        self.exchange = Exchange(bus, settings.bus.tenant, process, settings.api.resume_grace_s, self._beats)
+        self._watch_answers = WatchAnswers(bus, self.exchange.is_watched)
+        requests, api = RequestNames(), settings.api
+        names = {slug: TokenNames(text.tokenizer) for slug, text in self._catalog.models.items()}
+        self._generation = Generation(api, self._catalog, self.readiness, self.exchange, requests, bus, names)
+        self._requests = Requests(api, bus, self.exchange, requests, names)
+        self._shelf = Shelf(bus, settings.bus.tenant)
+        throttle = Throttle(self._beats, set(self._catalog.models))
+        self._setting = Setting(bus, settings.bus.tenant, self._catalog.find, names, throttle, api.strict)
         self._publisher = BeatPublisher(bus, self._beat)
         self._stopped = False
         self._runner: GatewayRunner | None = None
-        self._reaper: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self.url = ""
 
     async def start(self) -> None:
         """Opens the port; `url` says which. Raises `SetupError` if it is taken."""
         api = self._settings.api
         await self._beats.start()
+        await self._watch_answers.start()
         await self._publisher.start()
-        self._reaper = asyncio.create_task(Reaper(self.exchange, self.readiness).run(), name="reaper")
+        self._tasks.append(asyncio.create_task(Reaper(self.exchange, self.readiness).run(), name="reaper"))
+        keeper = BatchKeeper(self._setting, self._shelf, self._beats, self._process)
+        self._tasks.append(asyncio.create_task(keeper.run(), name="batches"))
         routes = Routes(self._process, self._catalog, self._beats, self.readiness, self._generation)
-        requests = Requests(self._bus, self._settings.bus.tenant, self._names)
-        self._runner = GatewayRunner(routes.application(requests), shutdown_timeout=CLOSE_TIMEOUT_S)
+        files, batches = Files(self._shelf, api), Batches(self._shelf, self._bus.now)
+        self._runner = GatewayRunner(
+            routes.application(self._requests, files, batches), shutdown_timeout=CLOSE_TIMEOUT_S
+        )
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, api.host, api.port, backlog=BACKLOG).start()
@@ -80,11 +99,12 @@ class Gateway:
         await self.exchange.close(END_TIMEOUT_S)
         if self._runner is not None:
             await self._runner.cleanup()
-        if self._reaper is not None:
-            self._reaper.cancel()
-            await asyncio.gather(self._reaper, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._stopped = True
         await self._publisher.close()
+        await self._watch_answers.close()
         await self._beats.close()
 
     def _beat(self) -> Beat:

@@ -12,6 +12,14 @@ class ClientGone(Cancelled):
     """The client closed its connection, or stopped reading."""
 
 
+class Ended(KvrelayError):
+    """The job itself has ended with `error`: no reader will ever get more of it."""
+
+    def __init__(self, error: KvrelayError) -> None:
+        super().__init__(error.message, param=error.param)
+        self.error = error
+
+
 class Inbox:
     """Filled by one task a job, emptied by the request's handler."""
 

@@ -1,43 +1,59 @@
-"""A job that this gateway has accepted and that has not ended."""
+"""A job that this gateway's clients wait for, and that has not ended."""
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 
-from schemas.errors import DeadlineExceeded
+from schemas.asked import Asked
+from schemas.errors import DeadlineExceeded, KvrelayError
 from schemas.events import Error, Event, Start, Token, is_end
-from schemas.job import MAX_TIMEOUT_S, Job
+from schemas.job import MAX_TIMEOUT_S
 from services.gateway.inbox import Inbox
 
 
-@dataclass
+@dataclass(eq=False)
 class OpenJob:
-    """Times are the event loop's clock, in seconds. `number` is the job's prompt within its request."""
+    """Times are the event loop's clock, in seconds. `inboxes` are those of the requests that wait for it.
+
+    `can_be_resumed`: a client that lost its answer knows how to come back for it. `is_ours`: this gateway accepted it.
+    `is_detached`: it goes on whether or not anybody waits for it here.
+    """
 
     id: str
     model: str
-    number: int
-    inbox: Inbox
-    accepted_s: float
     deadline_s: float
     first_token_deadline_s: float | None
+    can_be_resumed: bool = False
+    is_detached: bool = False
+    is_ours: bool = True
+    inboxes: set[Inbox] = field(default_factory=set)
     build: str = ""
     has_token: bool = False
     has_ended: bool = False
     code: str = "ok"  # of the end, once it has
     is_ending: bool = False  # we are writing its end
+    leaving: asyncio.Task[None] | None = None  # nobody waits, and soon it will be ended for that
+    is_asking: bool = False  # whether somebody waits elsewhere
 
     @classmethod
-    def of(cls, job: Job, number: int, inbox: Inbox, now_s: float) -> "OpenJob":
-        assert job.id is not None and job.model is not None
-        ttft_s = job.ttft_timeout_s
+    def of(cls, id_: str, model: str, asked: Asked, accepted_s: float) -> "OpenJob":
+        ttft_s = asked.ttft_timeout_s
         return cls(
-            id=job.id,
-            model=job.model,
-            number=number,
-            inbox=inbox,
-            accepted_s=now_s,
-            deadline_s=now_s + (job.timeout_s or MAX_TIMEOUT_S),
-            first_token_deadline_s=None if ttft_s is None else now_s + ttft_s,
+            id=id_,
+            model=model,
+            deadline_s=accepted_s + (asked.timeout_s or MAX_TIMEOUT_S),
+            first_token_deadline_s=None if ttft_s is None else accepted_s + ttft_s,
+            is_detached=asked.detached,
         )
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a client waits here, or may still come back."""
+        return bool(self.inboxes) or (self.leaving is not None and not self.is_asking)
+
+    def stop(self, error: KvrelayError) -> None:
+        """Tells all who wait that nothing more comes."""
+        for inbox in self.inboxes:
+            inbox.stop(error)
 
     def note(self, event: Event) -> None:
         if isinstance(event, Token):

@@ -1,10 +1,11 @@
-"""Errors as HTTP answers: OpenAI's body, the error's own status, and when to try again."""
+"""Short answers: errors in OpenAI's body with their own status, and where to come back for an answer."""
 
 import msgspec
 from aiohttp import web
 
 from schemas.errors import KvrelayError
 from schemas.openai import error_body
+from schemas.state import JobState
 
 RETRY_AFTER_S = 1
 
@@ -14,3 +15,12 @@ def refusal(error: KvrelayError, *, status: int | None = None, code: str | None 
     headers = {"Retry-After": str(RETRY_AFTER_S)} if error.retryable else {}
     body = msgspec.json.encode(error_body(error, code=code))
     return web.Response(body=body, status=status or error.http_status, content_type="application/json", headers=headers)
+
+
+def accepted(answer_id: str, state: JobState = JobState.QUEUED) -> web.Response:
+    """202: the request goes on without its client (RFC 7240, section 4.1)."""
+    place = f"/v1/requests/{answer_id}"
+    told = {"id": answer_id, "object": "request", "state": state, "answer": f"{place}/answer"}
+    headers = {"Location": place, "Preference-Applied": "respond-async", "Retry-After": str(RETRY_AFTER_S)}
+    body = msgspec.json.encode({**told, "events": f"{place}/events"})
+    return web.Response(body=body, status=202, content_type="application/json", headers=headers)

@@ -7,7 +7,7 @@ from schemas.openai import MAX_PROMPTS
 from schemas.state import JobState
 from services.bus.connection import Bus
 from services.bus.job_state import look
-from services.gateway.request_names import prompt_job_id
+from services.openai.request_names import prompt_job_id
 
 
 async def find_request(bus: Bus, tenant: str, name: str, job_ids: Iterable[str]) -> JobReport | RequestReport | None:

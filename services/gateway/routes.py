@@ -8,8 +8,10 @@ from aiohttp import web
 
 from schemas.openai_answers import ModelList
 from services.bus.beats import BeatTable
+from services.gateway.batches import Batches
 from services.gateway.catalog import Catalog
 from services.gateway.envelope import envelope
+from services.gateway.files import Files
 from services.gateway.generation import Generation
 from services.gateway.readiness import Readiness
 from services.gateway.requests import Requests
@@ -26,7 +28,7 @@ class Routes:
         self._generation = generation
         self._started_s = time.monotonic()
 
-    def application(self, requests: Requests) -> web.Application:
+    def application(self, requests: Requests, files: Files, batches: Batches) -> web.Application:
         app = web.Application(middlewares=[envelope])
         app.add_routes(
             [
@@ -35,6 +37,18 @@ class Routes:
                 web.get("/v1/models", self.models),
                 web.get("/v1/models/{model:.+}", self.model),
                 web.get("/v1/requests/{id}", requests.show),
+                web.get("/v1/requests/{id}/answer", requests.answer),
+                web.get("/v1/requests/{id}/events", requests.events),
+                web.delete("/v1/requests/{id}", requests.cancel),
+                web.post("/v1/files", files.create),
+                web.get("/v1/files", files.index),
+                web.get("/v1/files/{id}", files.show),
+                web.delete("/v1/files/{id}", files.remove),
+                web.get("/v1/files/{id}/content", files.content),
+                web.post("/v1/batches", batches.create),
+                web.get("/v1/batches", batches.index),
+                web.get("/v1/batches/{id}", batches.show),
+                web.post("/v1/batches/{id}/cancel", batches.cancel),
                 web.get("/health", self.health),
                 web.get("/ready", self.ready),
             ]

@@ -88,7 +88,7 @@ class WorkerProcess:
         self._room = Room(runtime.pool, runtime.settings.scheduler.max_sequences)
         self._admission = Admission()
         self._alibis = Alibis(bus.name, beats)
-        self._runs = Runs(beats)
+        self._runs = Runs(bus, beats)
         self._jobs: set[asyncio.Task[None]] = set()
         self._num_offered = 0  # places that are held for jobs which have not come
         self._changed = asyncio.Event()

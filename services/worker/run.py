@@ -104,6 +104,10 @@ class JobRun:
     def watch_owner(self, owner: str | None, on_disconnect: str) -> None:
         self.owner = owner if on_disconnect == "cancel" else None
 
+    def owned_by(self, owner: str) -> None:
+        """Somebody else waits for the job now."""
+        self.owner = owner
+
     def owner_died(self) -> None:
         self.interrupt(Cancelled(f"the process that asked for this job, {self.owner}, is gone"))
 

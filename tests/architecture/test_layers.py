@@ -31,12 +31,24 @@ MAY_IMPORT: dict[str, set[str]] = {
     "services.prefill": WORKER | {"services.worker"},
     "services.decode": WORKER | {"services.worker"},
     "services.both": WORKER | {"services.worker", "services.prefill", "services.decode"},
-    "services.gateway": BASE | {"services.bus", "services.text", "services.models"},
+    "services.openai": BASE | {"services.text"},
+    "services.client": {"schemas", "services.bus"},
+    "services.batch": BASE | {"services.bus", "services.text", "services.openai"},
+    "services.gateway": BASE
+    | {"services.bus", "services.text", "services.models", "services.openai", "services.batch"},
     "services.supervisor": BASE | {"services.bus"},
     "services.bench": WORKER | {"services.worker"},
     "services.cli": BASE
     | {"services.bus", "services.text", "services.models", "services.supervisor", "services.kv"}
-    | {"services.prefill", "services.decode", "services.both", "services.gateway", "services.bench"},
+    | {
+        "services.prefill",
+        "services.decode",
+        "services.both",
+        "services.gateway",
+        "services.bench",
+        "services.openai",
+        "services.batch",
+    },
 }
 
 

@@ -10,6 +10,7 @@ from tests.architecture.source_tree import modules
 HEAVY = ("torch", "transformers")
 LIGHT_PARTS = ("services.bus", "services.text", "services.gateway", "services.telemetry", "services.supervisor")
 LIGHT_PARTS += ("services.cli", "services.models", "schemas", "kvstore", "services.config", "services.kv")
+LIGHT_PARTS += ("services.openai", "services.batch", "services.client")
 
 LOOK = """
 import sys

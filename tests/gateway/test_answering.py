@@ -8,6 +8,7 @@ import pytest
 
 from tests.gateway.conftest import MakePipeline, Pipeline
 from tests.gateway.scripted_worker import saying, token
+from tests.gateway.sse import parse
 
 USAGE = {"total_tokens", "prompt_tokens", "completion_tokens", "prompt_tokens_details"}
 
@@ -16,10 +17,9 @@ async def events_of(response: Any) -> list[str]:
     """The data of each event, in order; fails on anything that is no event, comment or blank line."""
     assert response.status == 200
     assert response.headers["Content-Type"].startswith("text/event-stream")
-    lines = (await response.text()).split("\n")
-    assert lines[-1] == ""
-    assert all(line == "" or line.startswith(("data: ", ":")) for line in lines)
-    return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    text = await response.text()
+    assert text.endswith("\n\n")
+    return [event.data for event in parse(text)]
 
 
 async def test_a_whole_chat(pipeline: Pipeline) -> None:

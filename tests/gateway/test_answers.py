@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from schemas.events import Done, Event, Finish, Logprobs, Start, Token, Usage
-from services.gateway.answer import Answer, Head
-from services.gateway.chat_shape import ChatShape
-from services.gateway.completion_shape import CompletionShape
-from services.gateway.token_names import TokenNames
+from services.openai.answer import Answer, Head
+from services.openai.chat_shape import ChatShape
+from services.openai.completion_shape import CompletionShape
+from services.openai.token_names import TokenNames
 from tests.gateway.tiny_model import tiny_text, token_id
 
 NAMES = TokenNames(tiny_text().tokenizer)
@@ -18,7 +18,7 @@ Shapes = type[ChatShape] | type[CompletionShape]
 
 def answer(shape: Shapes, *, n: int = 1, num_jobs: int = 1, logprobs: bool = False, usage: bool = False) -> Answer:
     head = Head(id="x-1", model="m", created=7)
-    return Answer(head, shape(head, NAMES, usage), num_jobs, n, logprobs)
+    return Answer(head, shape(head, NAMES, usage), num_jobs, n, logprobs, usage)
 
 
 def start(job: str = "j") -> Start:
@@ -35,7 +35,7 @@ def done(tokens: int) -> Done:
 
 
 def chunks(made: Answer, events: list[Event], prompt: int = 0) -> list[dict[str, Any]]:
-    return [json.loads(chunk) for event in events for chunk in made.add([(prompt, event)])]
+    return [json.loads(chunk.data) for event in events for chunk in made.add([(prompt, event)])]
 
 
 def test_chat_stream() -> None:
@@ -68,7 +68,7 @@ def test_usage_chunk_and_nulls_before_it() -> None:
     made = answer(ChatShape, usage=True)
     got = chunks(made, [start(), token(0, "a"), Finish(choice=0, reason="length", tokens=1), done(1)])
     assert all(c["usage"] is None for c in got)
-    last = json.loads(made.usage_chunk())
+    last = json.loads(made.ending()[0].data)
     assert last["choices"] == []
     assert last["usage"] == {
         "prompt_tokens": 3,

@@ -12,6 +12,7 @@ from services.gateway.body import read_body
 from services.gateway.connection import ClientConnection, GatewayRunner
 from services.gateway.envelope import envelope
 from services.gateway.event_stream import EventStream
+from services.openai.answer import DONE, Chunk
 
 BUFFER_BYTES = 16_384
 WRITE_TIMEOUT_S = 0.3
@@ -60,10 +61,10 @@ class Server:
         connection, attended = self.attended(request)
         with attended:  # type: ignore[attr-defined]
             stream = EventStream(request, connection)
-            await stream.send([b"1"])
+            await stream.send([Chunk("1", b"1")])
             self.entered.set()
             await self.release.wait()
-            await stream.finish([b"2"])
+            await stream.finish([Chunk("2", b"2"), Chunk("2+2", DONE)])
         return stream.response
 
     async def body(self, request: web.Request) -> web.StreamResponse:
@@ -78,7 +79,7 @@ class Server:
         with attended:  # type: ignore[attr-defined]
             stream = EventStream(request, connection)
             while True:
-                await stream.send([b"x" * 4096])
+                await stream.send([Chunk("1", b"x" * 4096)])
                 await asyncio.sleep(0)
 
 
@@ -216,4 +217,4 @@ async def test_a_connection_serves_one_request_after_another(server: Server) -> 
     client = await connected(server, get("/whole") + get("/stream"))
     found = await read_to_end(client)
     assert b"whole" in found
-    assert b"data: 2\n\ndata: [DONE]" in found
+    assert b"data: 2\n\nid: 2+2\ndata: [DONE]" in found

@@ -15,12 +15,12 @@ from schemas.events import Error
 from services.bus.history import read_all
 from services.gateway.catalog import Catalog
 from services.gateway.exchange import Exchange
-from services.gateway.inbox import Inbox
 from services.gateway.open_job import OpenJob
 from services.gateway.readiness import Readiness
 from services.gateway.reaper import Reaper
 from tests.gateway.conftest import MakePipeline, Pipeline
 from tests.gateway.scripted_worker import Work, saying, token
+from tests.gateway.sse import parse
 
 
 async def endless(work: Work) -> None:
@@ -71,7 +71,7 @@ async def test_an_error_in_the_middle_of_a_stream(pipeline: Pipeline) -> None:
     async with pipeline.post(pipeline.chat(stream=True)) as response:
         assert response.status == 200
         text = await response.text()
-    events = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line]
+    events = [json.loads(event.data) for event in parse(text)]
     assert sum(e["choices"][0]["delta"].get("content") == "x" for e in events[:-1]) == 5
     assert all(e["choices"][0]["finish_reason"] is None for e in events[:-1])
     assert events[-1]["error"]["code"] == "kv_unavailable"
@@ -121,7 +121,7 @@ async def test_a_deadline_after_a_comment_is_an_error_event(make_pipeline: MakeP
     async with pipeline.post(pipeline.chat(stream=True, timeout_s=0.3)) as response:
         assert response.status == 200
         text = await response.text()
-    assert text.startswith(": keep-alive\n\n")
+    assert text.startswith(": keep-alive\n")
     assert '"deadline_exceeded"' in text
     assert "[DONE]" not in text
 
@@ -234,19 +234,29 @@ async def test_draining(make_pipeline: MakePipeline) -> None:
     await draining
 
 
-async def test_what_does_not_end_in_the_grace_is_ended_by_us(make_pipeline: MakePipeline) -> None:
-    pipeline = await make_pipeline()
+async def test_a_whole_answer_that_does_not_come_in_the_grace_is_ended_by_us(pipeline: Pipeline) -> None:
+    pipeline.worker.script = endless
+    asking = asyncio.create_task(pipeline.post(pipeline.chat()).__aenter__())
+    work = await pipeline.worker.taken.get()
+    await pipeline.gateway.drain(0.0)
+    await pipeline.gateway.close()
+    async with await asking as response:
+        assert response.status == 503
+        assert "shutting down" in await response.text()
+    assert (await ended(pipeline, str(work.job.id))).code == "no_worker"
+
+
+async def test_a_stream_that_does_not_end_in_the_grace_may_go_on_elsewhere(pipeline: Pipeline) -> None:
     pipeline.worker.script = endless
     async with pipeline.post(pipeline.chat(stream=True)) as response:
         await response.content.readany()
         await pipeline.gateway.drain(0.0)
         await pipeline.gateway.close()
         text = (await response.content.read()).decode()
-    assert '"error"' in text
-    assert "shutting down" in text
-    assert "[DONE]" not in text
-    work = await pipeline.worker.taken.get()
-    assert (await ended(pipeline, str(work.job.id))).code == "no_worker"
+    *_, before, last = parse(text)
+    assert "shutting down" in json.loads(last.data)["error"]["message"]
+    assert last.id == before.id, "nothing of the answer was given with it"
+    assert pipeline.worker.cancelled.empty()
 
 
 class NoBuilds(Readiness):
@@ -262,7 +272,7 @@ class Endings(Exchange):
         self.jobs = {job.id: job for job in jobs}
         self.ends: dict[str, str] = {}
 
-    def end(self, job: OpenJob, error: KvrelayError, after_s: float = 0.0) -> None:
+    def end(self, job: OpenJob, error: KvrelayError) -> None:
         job.is_ending = True
         self.ends[job.id] = error.code
 
@@ -271,9 +281,6 @@ def open_job(name: str, build: str) -> OpenJob:
     return OpenJob(
         id=name,
         model="m",
-        number=0,
-        inbox=Inbox(),
-        accepted_s=0.0,
         deadline_s=3600.0,
         first_token_deadline_s=None,
         build=build,

@@ -96,7 +96,9 @@ def test_known_but_unsupported_fields_are_refused_by_name(field: str, value: obj
     assert caught.value.param.startswith(field)
 
 
-@pytest.mark.parametrize("fields", [{"suffix": "x"}, {"echo": True}, {"best_of": 3}, {"best_of": 2, "n": 1}])
+@pytest.mark.parametrize(
+    "fields", [{"suffix": "x"}, {"echo": True, "logprobs": 1}, {"best_of": 3}, {"best_of": 2, "n": 1}]
+)
 def test_unsupported_fields_of_completions(fields: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest, match="not supported"):
         parse_completion(completion("x", **fields))

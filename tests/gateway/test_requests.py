@@ -8,7 +8,7 @@ import pytest
 from schemas.errors import BusUnavailable, Poisoned
 from services.bus.chain import fail_job, open_job
 from services.gateway import exchange
-from services.gateway.request_names import MAX_REMEMBERED, RequestNames
+from services.openai.request_names import MAX_REMEMBERED, RequestNames
 from tests.gateway.conftest import MakePipeline, Pipeline
 from tests.gateway.scripted_worker import Work, ending, token
 

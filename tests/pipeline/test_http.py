@@ -207,3 +207,48 @@ async def test_choices_and_logprobs(pipelines: Pipelines):
             assert all(len(entry.top_logprobs) == 2 for entry in choice.logprobs.content)
         again = await chat(client, "Tell me a story.", n=2, seed=4, temperature=1, max_tokens=12)
         assert [c.message.content for c in again.choices] == [c.message.content for c in answer.choices]
+
+
+async def test_what_else_clients_ask_for(pipelines: Pipelines):
+    """Echo, several prompts, ids, choices, penalties, biases and vLLM's fields, each against the running gateway."""
+    alphabet = "Here is the English alphabet: ABC"
+    async with served(pipelines) as client:
+        plain = (await complete(client, alphabet, max_tokens=5)).choices[0].text
+        assert plain == "DEFGHIJK"
+        echoed = await complete(client, alphabet, max_tokens=5, echo=True)
+        assert echoed.choices[0].text == alphabet + plain
+        several = await complete(client, [alphabet, "Once upon a ti"], max_tokens=5, n=2, echo=True)
+        assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
+        assert several.choices[0].text == several.choices[1].text == alphabet + plain
+        assert several.choices[2].text.startswith("Once upon a ti")
+        ids = [6403, 1980, 253, 655]
+        by_ids = await complete(client, ids, max_tokens=5, echo=True)
+        assert (
+            by_ids.choices[0].text
+            == (await complete(client, "Once upon a time", max_tokens=5, echo=True)).choices[0].text
+        )
+        stopped = await complete(client, alphabet, max_tokens=30, stop=["XYZ", "HIJ"])
+        assert (stopped.choices[0].text, stopped.choices[0].finish_reason) == ("DEFG", "stop")
+        assert stopped.choices[0].stop_reason == "HIJ"  # type: ignore[attr-defined]
+        (first,) = (await complete(client, alphabet, max_tokens=1, logprobs=0)).choices[0].logprobs.tokens
+        assert first == "DEF"
+        forced = await complete(client, alphabet, max_tokens=3, logit_bias={"655": 100}, logprobs=0)
+        assert len(set(forced.choices[0].logprobs.tokens)) == 1
+        repeated = await complete(client, "a a a a a a a a", max_tokens=8)
+        other = await complete(client, "a a a a a a a a", max_tokens=8, frequency_penalty=2.0, presence_penalty=2.0)
+        assert repeated.choices[0].text != other.choices[0].text
+        for extra in ({"top_k": 1}, {"min_p": 1.0}, {"top_p": 0.0}):
+            greedy = await client.completions.create(
+                model=MODEL, prompt=alphabet, max_tokens=5, temperature=1.0, seed=5, extra_body=extra
+            )
+            assert greedy.choices[0].text == plain, extra
+        ended = await chat(client, "What is the capital of France?", max_tokens=12, extra_body={"ignore_eos": True})
+        assert (ended.choices[0].finish_reason, ended.usage.completion_tokens) == ("length", 12)
+        long = alphabet * 12  # more than a block, so that it can be found again
+        for salt, cached in (("a", False), ("a", True), ("b", False)):
+            found = await complete(client, long, max_tokens=1, extra_body={"cache_salt": salt})
+            assert (found.usage.prompt_tokens_details.cached_tokens > 0) is cached, salt
+        for field in ({"tools": [{}]}, {"response_format": {"type": "json_object"}}, {"suffix": "x"}):
+            with pytest.raises(APIStatusError) as refused:
+                await complete(client, alphabet, max_tokens=1, extra_body=field)
+            assert refused.value.status_code == 400 and refused.value.param == next(iter(field))

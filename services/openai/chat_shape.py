@@ -16,8 +16,8 @@ from schemas.openai_answers import (
     TopLogprob,
     Usage,
 )
-from services.gateway.answer import Choice, Head
-from services.gateway.token_names import TokenNames
+from services.openai.answer import Choice, Head
+from services.openai.token_names import TokenNames
 
 
 class ChatShape:
@@ -34,7 +34,7 @@ class ChatShape:
         return self._chunk(ChatChunkChoice(choice.index, Delta(content=text), logprobs))
 
     def closing(self, choice: Choice) -> ChatChunk:
-        return self._chunk(ChatChunkChoice(choice.index, Delta(), None, choice.reason))
+        return self._chunk(ChatChunkChoice(choice.index, Delta(), None, choice.reason, choice.stop))
 
     def usage(self, usage: Usage) -> ChatChunk:
         head = self._head
@@ -71,7 +71,7 @@ class ChatShape:
 
     def _whole_choice(self, choice: Choice) -> ChatChoice:
         logprobs = self._logprobs(choice.tokens) if choice.tokens else None
-        return ChatChoice(choice.index, ChatMessage(choice.text), logprobs, choice.reason)
+        return ChatChoice(choice.index, ChatMessage(choice.text), logprobs, choice.reason, choice.stop)
 
     def _logprobs(self, tokens: list[Token]) -> ChatLogprobs:
         return ChatLogprobs([self._token(token) for token in tokens])

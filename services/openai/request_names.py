@@ -10,7 +10,7 @@ from schemas.subjects import check_job_id
 
 MAX_REMEMBERED = 10_000
 
-_OURS = re.compile(r"(?:chatcmpl-|cmpl-|req-)?([0-9a-f]{24})")
+_OURS = re.compile(r"(?:chatcmpl-|cmpl-|req-)?([0-9a-f]{24}(?:-r\d{1,9})?)")
 
 
 def new_request_key() -> str:

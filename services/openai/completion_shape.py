@@ -4,8 +4,8 @@ from msgspec import UNSET, UnsetType
 
 from schemas.events import Token
 from schemas.openai_answers import LOWEST_LOGPROB, CompletionAnswer, CompletionChoice, CompletionLogprobs, Usage
-from services.gateway.answer import Choice, Head
-from services.gateway.token_names import TokenNames
+from services.openai.answer import Choice, Head
+from services.openai.token_names import TokenNames
 
 
 class CompletionShape:
@@ -14,15 +14,16 @@ class CompletionShape:
         self._names = names
         self._no_usage: UnsetType | None = None if with_usage else UNSET
 
-    def opening(self, choice: Choice) -> None:
-        return None
+    def opening(self, choice: Choice) -> CompletionAnswer | None:
+        """The prompt, where it is to be echoed."""
+        return self._answer([CompletionChoice(choice.index, choice.text)], self._no_usage) if choice.parts else None
 
     def piece(self, choice: Choice, text: str, token: Token | None) -> CompletionAnswer:
         logprobs = self._logprobs([token], [choice.length]) if token is not None else None
         return self._answer([CompletionChoice(choice.index, text, logprobs)], self._no_usage)
 
     def closing(self, choice: Choice) -> CompletionAnswer:
-        return self._answer([CompletionChoice(choice.index, "", None, choice.reason)], self._no_usage)
+        return self._answer([CompletionChoice(choice.index, "", None, choice.reason, choice.stop)], self._no_usage)
 
     def usage(self, usage: Usage) -> CompletionAnswer:
         return self._answer([], usage)
@@ -48,7 +49,7 @@ class CompletionShape:
             for token in choice.tokens:
                 offsets.append(offsets[-1] + len(token.text))
             logprobs = self._logprobs(choice.tokens, offsets[:-1])
-        return CompletionChoice(choice.index, choice.text, logprobs, choice.reason)
+        return CompletionChoice(choice.index, choice.text, logprobs, choice.reason, choice.stop)
 
     def _logprobs(self, tokens: list[Token], offsets: list[int]) -> CompletionLogprobs:
         return CompletionLogprobs(

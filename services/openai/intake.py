@@ -10,7 +10,7 @@ from typing import Any
 from schemas.errors import InvalidRequest
 from schemas.job import Job, Message, Role
 from schemas.openai import ChatMessage, ChatRequest, CompletionRequest, ContentPart, Request, unsupported
-from services.gateway.request_names import job_id
+from services.openai.request_names import job_id
 from services.text.model import TextModel
 from services.text.prompt import resolve_prompt
 
@@ -21,8 +21,11 @@ _ROLES: dict[str, Role] = {"system": "system", "developer": "developer", "user":
 _UNSUPPORTED_ROLES = ("tool", "function")
 
 
-async def jobs_of(request: Request, text: TextModel, key: str, owner: str) -> list[Job]:
-    """One job a prompt, in order, with ids derived from `key`. Raises `InvalidRequest`, naming the field."""
+async def jobs_of(request: Request, text: TextModel, key: str, owner: str | None) -> list[Job]:
+    """One job a prompt, in order, with ids derived from `key`. Raises `InvalidRequest`, naming the field.
+
+    `owner`: the process whose end is the jobs' end; None: they go on whoever leaves.
+    """
     _check_bias(request, text)
     prompts = _prompts(request)
     shared = _shared(request, text, owner)
@@ -38,7 +41,17 @@ def _prompts(request: Request) -> list[dict[str, Any]]:
     return [{"prompt" if isinstance(p, str) else "prompt_token_ids": p} for p in request.prompts()]
 
 
-def _shared(request: Request, text: TextModel, owner: str) -> dict[str, Any]:
+def echoes_of(request: Request, jobs: Sequence[Job], text: TextModel) -> list[str]:
+    """What each answer begins with: its prompt, where the client asked for that, as text."""
+    if not isinstance(request, CompletionRequest) or not request.echo:
+        return [""] * len(jobs)
+    return [
+        prompt if isinstance(prompt, str) else text.tokenizer.decode(prompt, skip_special=False)
+        for prompt in request.prompts()
+    ]
+
+
+def _shared(request: Request, text: TextModel, owner: str | None) -> dict[str, Any]:
     """Everything but id and prompt. What the client left out stays at the job's own default."""
     given = {
         "max_tokens": request.token_limit,
@@ -63,7 +76,7 @@ def _shared(request: Request, text: TextModel, owner: str) -> dict[str, Any]:
         "model": text.slug,
         "stop": request.stops,
         "owner": owner,
-        "on_disconnect": "cancel",
+        "on_disconnect": "continue" if owner is None else "cancel",
         **{name: value for name, value in given.items() if value is not None},
     }
 

@@ -1,0 +1,122 @@
+"""Messages of a stream as records: each subject has a latest one, replaced only by who has seen it."""
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NamedTuple
+
+import msgspec
+from nats.aio.msg import Msg
+
+from schemas.errors import BusUnavailable, Internal
+from schemas.subjects import EXPECTED_LAST_SUBJECT_SEQUENCE_HEADER
+from services.bus.connection import Bus
+from services.bus.history import BATCH_BYTES, BATCH_MESSAGES, PENDING_HEADER, SEQUENCE_HEADER
+from services.bus.jetstream import API, NO_MESSAGE, WRONG_LAST_SEQUENCE, Refused, call, publish_stored
+from services.bus.message import Headers, status
+
+READ_TIMEOUT_S = 10.0
+SUBJECT_HEADER = "Nats-Subject"
+
+
+class Record(NamedTuple):
+    subject: str
+    sequence: int
+    payload: bytes
+    headers: Headers
+
+
+async def put(bus: Bus, subject: str, payload: bytes, last: int, headers: Headers | None = None) -> int | None:
+    """Stores behind the record with sequence `last` of the subject (0: as the first). Its sequence.
+
+    None if another one is there. Raises `QueueFull`, `TooLarge`, or `BusUnavailable` (then it may be stored).
+    """
+    expected = {EXPECTED_LAST_SUBJECT_SEQUENCE_HEADER: str(last), **(headers or {})}
+    try:
+        return (await publish_stored(bus, subject, payload, expected)).seq
+    except Refused as error:
+        if error.err_code == WRONG_LAST_SEQUENCE:
+            return None
+        raise
+
+
+async def get(bus: Bus, stream: str, subject: str) -> Record | None:
+    """The latest record of a subject, by the stream's leader. Raises `BusUnavailable`."""
+    try:
+        answer = await call(bus, f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject}, READ_TIMEOUT_S)
+    except Refused as error:
+        if error.err_code == NO_MESSAGE:
+            return None
+        raise
+    message = answer["message"]
+    return Record(subject, message["seq"], base64.b64decode(message.get("data", "")), {})
+
+
+async def latest(bus: Bus, stream: str, subjects: str) -> list[Record]:
+    """The latest record of each subject that a filter matches."""
+    found: list[Record] = []
+    ask: dict[str, Any] = {"multi_last": [subjects], "batch": BATCH_MESSAGES}
+    while True:
+        batch, more, last = await _read(bus, stream, {**ask, "seq": found[-1].sequence + 1 if found else 1})
+        found += batch
+        if not more or not batch:
+            return found
+        ask["up_to_seq"] = last
+
+
+async def read_some(bus: Bus, stream: str, subjects: str, after: int = 0) -> tuple[list[Record], bool]:
+    """The next records (some MB) that a filter matches with a sequence above `after`, and whether there are more."""
+    ask = {"seq": after + 1, "next_by_subj": subjects, "batch": BATCH_MESSAGES, "max_bytes": BATCH_BYTES}
+    found, more, _ = await _read(bus, stream, ask)
+    return found, more
+
+
+@contextlib.asynccontextmanager
+async def listening(bus: Bus, subjects: str, on_change: Callable[[], None]) -> AsyncIterator[None]:
+    """Calls `on_change` when a record that the filter matches is written; it may be called for nothing, or not."""
+
+    async def on_message(message: Msg) -> None:
+        on_change()
+
+    subscription = await bus.subscribe(subjects, on_message)
+    try:
+        yield
+    finally:
+        await bus.unsubscribe(subscription)
+
+
+async def erase(bus: Bus, stream: str, subjects: str) -> int:
+    """Removes all records that a filter matches; how many there were."""
+    answer = await call(bus, f"STREAM.PURGE.{stream}", {"filter": subjects}, READ_TIMEOUT_S)
+    return int(answer["purged"])
+
+
+async def _read(bus: Bus, stream: str, ask: dict[str, Any]) -> tuple[list[Record], bool, int]:
+    found: list[Record] = []
+    finished: asyncio.Future[Msg | None] = asyncio.get_running_loop().create_future()
+
+    def take(message: Msg | None) -> None:
+        if finished.done():
+            return
+        headers = (message.headers or {}) if message is not None else {}
+        if message is None or (status(message) and SEQUENCE_HEADER not in headers):
+            finished.set_result(message)
+        else:
+            found.append(Record(headers[SUBJECT_HEADER], int(headers[SEQUENCE_HEADER]), message.data, headers))
+
+    reply = bus.expect(take)
+    try:
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            await bus.publish(f"{API}DIRECT.GET.{stream}", msgspec.json.encode(ask), reply=reply)
+            end = await finished
+    except TimeoutError as error:
+        raise BusUnavailable(f"{stream} did not answer in {READ_TIMEOUT_S} s") from error
+    finally:
+        bus.forget(reply)
+    if end is None or status(end) == "503":
+        raise BusUnavailable(f"{stream} cannot be read right now")
+    if status(end) not in ("204", "404"):
+        raise Internal(f"{stream} refused a read: {end.headers}")
+    headers = end.headers or {}
+    return found, int(headers.get(PENDING_HEADER, 0)) > 0, int(headers.get("Nats-UpTo-Sequence", 0))

@@ -1,0 +1,51 @@
+"""From the events of a request's jobs to its client: as a stream, or whole."""
+
+import asyncio
+
+from aiohttp import web
+
+from schemas.errors import KvrelayError
+from services.gateway.event_stream import EventStream
+from services.gateway.inbox import ClientGone, Ended, Inbox
+from services.openai.answer import Answer
+
+
+async def stream_answer(stream: EventStream, inbox: Inbox, answer: Answer, keepalive_s: float) -> web.StreamResponse:
+    """An error before the reader has got anything is raised; a later one is the stream's last event.
+
+    A reader who comes back hears at once that it was found.
+    """
+    try:
+        if not answer.is_untold:
+            await stream.keep_alive()
+        while True:
+            try:
+                async with asyncio.timeout_at(stream.last_write_s + keepalive_s):
+                    arrived = await inbox.get()
+            except TimeoutError:
+                await stream.keep_alive()
+                continue
+            chunks = answer.add(arrived)
+            if answer.is_complete:
+                break
+            await stream.send(chunks)
+        await stream.finish([*chunks, *answer.ending()])
+    except ConnectionError as error:
+        raise ClientGone("the client went away") from error
+    except ClientGone:
+        raise
+    except KvrelayError as error:
+        reason = error.error if isinstance(error, Ended) else error
+        if not stream.has_begun and answer.is_untold:
+            raise reason from error
+        await stream.finish([answer.failure(reason) if isinstance(error, Ended) else answer.interruption(reason)])
+    return stream.response
+
+
+async def whole_answer(inbox: Inbox, answer: Answer) -> web.Response:
+    try:
+        while not answer.is_complete:
+            answer.take(await inbox.get())
+    except Ended as end:
+        raise end.error from end
+    return web.Response(body=answer.whole(), content_type="application/json")

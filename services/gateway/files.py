@@ -1,0 +1,93 @@
+"""`/v1/files`: OpenAI's, for batches. What is uploaded goes to the broker as it comes."""
+
+from collections.abc import AsyncIterator
+from typing import cast
+
+import msgspec
+from aiohttp import BodyPartReader, MultipartReader, web
+
+from schemas.errors import InvalidRequest, KvrelayError
+from services.batch.shelf import Shelf
+from services.gateway.connection import ClientConnection
+from services.gateway.envelope import common_headers
+from services.gateway.paging import page
+from services.settings import Api
+
+PURPOSES = ("batch",)
+MAX_FIELD_BYTES = 1024
+PART_BYTES = 65_536
+
+
+class Files:
+    def __init__(self, shelf: Shelf, api: Api) -> None:
+        self._shelf = shelf
+        self._api = api
+
+    async def create(self, request: web.Request) -> web.Response:
+        """Raises `InvalidRequest`, `TooLarge`, `QueueFull` or `BusUnavailable`."""
+        if request.content_type != "multipart/form-data":
+            raise InvalidRequest("Content-Type must be multipart/form-data")
+        try:
+            return _json(await self._stored(await request.multipart()))
+        except (ValueError, web.RequestPayloadError) as error:
+            raise InvalidRequest("the body is no multipart/form-data") from error
+
+    async def _stored(self, reader: MultipartReader) -> object:
+        """The fields may come in any order; what else there is (`expires_after`) has no effect."""
+        purpose, file = "", None
+        while (part := await reader.next()) is not None:
+            if not isinstance(part, BodyPartReader):
+                raise InvalidRequest("a part of the body is a multipart of its own")
+            if part.name == "file":
+                if file is not None:
+                    raise InvalidRequest("file is given twice", param="file")
+                file = await self._shelf.put_file(_parts(part), part.filename or "", "batch")
+            else:
+                value = (await part.read(decode=True))[:MAX_FIELD_BYTES].decode("utf-8", "replace")
+                purpose = value if part.name == "purpose" else purpose
+        if file is None or purpose not in PURPOSES:
+            if file is not None:
+                await self._shelf.remove_file(file.id)
+            raise InvalidRequest(
+                "file is missing" if file is None else f"purpose must be one of {', '.join(PURPOSES)}",
+                param="file" if file is None else "purpose",
+            )
+        return file
+
+    async def index(self, request: web.Request) -> web.Response:
+        purpose = request.query.get("purpose")
+        found = [file for file in await self._shelf.files() if purpose in (None, file.purpose)]
+        return _json(page(found, request.query, lambda file: file.id))
+
+    async def show(self, request: web.Request) -> web.Response:
+        return _json(await self._shelf.file(request.match_info["id"]))
+
+    async def remove(self, request: web.Request) -> web.Response:
+        name = request.match_info["id"]
+        await self._shelf.remove_file(name)
+        return _json({"id": name, "object": "file", "deleted": True})
+
+    async def content(self, request: web.Request) -> web.StreamResponse:
+        """Raises `JobNotFound` or `BusUnavailable` before the first byte; later the connection is cut."""
+        file = await self._shelf.file(request.match_info["id"])
+        response = web.StreamResponse(headers={**common_headers(request), "Content-Type": "application/octet-stream"})
+        response.content_length = file.bytes
+        connection = cast(ClientConnection, request.protocol)
+        with connection.attended(lambda _: None, self._api.stream_buffer_bytes, self._api.write_timeout_s):
+            await response.prepare(request)
+            try:
+                async for part in self._shelf.content(file.id):
+                    await response.write(part)
+            except KvrelayError as error:
+                raise ConnectionError(error.message) from error
+            await response.write_eof()
+        return response
+
+
+async def _parts(part: BodyPartReader) -> AsyncIterator[bytes]:
+    while data := await part.read_chunk(PART_BYTES):
+        yield data
+
+
+def _json(body: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
