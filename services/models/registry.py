@@ -61,7 +61,7 @@ def cached(data_dir: Path | str) -> list[ModelFiles]:
 
 
 def build_id(files: ModelFiles, *arithmetic_ids: bytes) -> str:
-    """12 hex digits over weights, tokenizer, arithmetics and sampling: a job is only ever continued by its own build."""
+    """12 hex digits over weights, tokenizer, arithmetics and sampling: only its own build ever continues a job."""
     parts = [files.fingerprint, files.tokenizer_hash, *arithmetic_ids, bytes([SAMPLING_VERSION])]
     return digest_of(parts, "kvrelay-build").hex()[:BUILD_DIGITS]
 

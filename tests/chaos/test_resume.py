@@ -19,7 +19,7 @@ from tests.gateway.sse import SseEvent, events
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
-MAX_TOKENS = 500  # takes longer than a job outlives its gateway, unless somebody else waits for it
+MAX_TOKENS = 500  # in bfloat16 longer than a job outlives its gateway, unless somebody else waits for it
 BODY = {
     "model": MODEL, "messages": [{"role": "user", "content": "Tell me a very long story about the sea."}],
     "max_tokens": MAX_TOKENS, "ignore_eos": True, "seed": 7,
@@ -62,7 +62,7 @@ async def test_cut_ten_times_and_the_gateway_killed(tmp_path: Path) -> None:
     rng = random.Random(7)
     points = sorted(rng.sample(range(2, MAX_TOKENS // 3), 10))
     dying = points[2]
-    async with running_up(tmp_path) as up, second_gateway(up) as second, aiohttp.ClientSession() as session:
+    async with running_up(tmp_path, "--dtype", "bfloat16") as up, second_gateway(up) as second, aiohttp.ClientSession() as session:
         url = f"{up.http}/v1/chat/completions"
         response = await session.post(url, json={**BODY, "stream": True})
         place = response.headers["Content-Location"]
