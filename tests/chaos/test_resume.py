@@ -62,7 +62,8 @@ async def test_cut_ten_times_and_the_gateway_killed(tmp_path: Path) -> None:
     rng = random.Random(7)
     points = sorted(rng.sample(range(2, MAX_TOKENS // 3), 10))
     dying = points[2]
-    async with running_up(tmp_path, "--dtype", "bfloat16") as up, second_gateway(up) as second, aiohttp.ClientSession() as session:
+    pipeline = running_up(tmp_path, "--dtype", "bfloat16")
+    async with pipeline as up, second_gateway(up) as second, aiohttp.ClientSession() as session:
         url = f"{up.http}/v1/chat/completions"
         response = await session.post(url, json={**BODY, "stream": True})
         place = response.headers["Content-Location"]
