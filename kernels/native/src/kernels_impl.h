@@ -5,8 +5,11 @@
 
 #include "kernels.h"
 
-// Loops over what lies in registers: left rolled, a compiler keeps it in memory.
-#if defined(__clang__)
+// Loops over what lies in registers: left rolled, a compiler keeps it in memory. Without vectors there are no registers
+// to fill, and unrolled lanes would take minutes to compile.
+#if defined(KVR_ROLLED)
+#define KVR_UNROLL
+#elif defined(__clang__)
 #define KVR_UNROLL _Pragma("unroll")
 #else
 #define KVR_UNROLL _Pragma("GCC unroll 16")

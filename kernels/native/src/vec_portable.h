@@ -9,6 +9,7 @@
 
 #define KVR_ISA portable
 #define KVR_TILE_ROWS 4
+#define KVR_ROLLED
 
 namespace kvr::KVR_ISA {
 
