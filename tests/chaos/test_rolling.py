@@ -57,6 +57,10 @@ class Load:
         return handed_over
 
 
+SLOW = ("--dtype", "bfloat16")
+"""Streams that last as long as the start of a worker."""
+
+
 def count_equal(streams: list[list[Event]], references: dict[str, list[list[Event]]]) -> Counter[str]:
     """By build: how many streams equal the undisturbed run of their job on that build."""
     equal: Counter[str] = Counter()
@@ -88,7 +92,7 @@ async def new_worker_loads(bus: Bus, up: Up) -> None:
 
 async def test_a_rolling_restart_in_the_middle_of_twelve_streams(tmp_path: Path):
     jobs = eight_jobs(max_tokens=40)
-    async with running_up(tmp_path) as up, await Bus.connect(up.nats, "client") as bus:
+    async with running_up(tmp_path, *SLOW) as up, await Bus.connect(up.nats, "client") as bus:
         expected = await references(bus, jobs)
         old = [up.pid(name) for name in ("prefill-0", "decode-0")]
         restarting = asyncio.create_task(up.kvrelay("restart"))
@@ -106,7 +110,7 @@ async def test_a_rolling_restart_in_the_middle_of_twelve_streams(tmp_path: Path)
 @pytest.mark.slow
 async def test_three_rolling_restarts_during_two_hundred_streams(tmp_path: Path):
     jobs = eight_jobs(max_tokens=32)
-    async with running_up(tmp_path) as up, await Bus.connect(up.nats, "client") as bus:
+    async with running_up(tmp_path, *SLOW) as up, await Bus.connect(up.nats, "client") as bus:
         expected = await references(bus, jobs)
         load = Load(bus, jobs)
         streaming = asyncio.create_task(load.run(200, at_once=40))
@@ -126,7 +130,7 @@ async def test_a_rolling_change_of_build_during_two_hundred_streams(tmp_path: Pa
     is long."""
     jobs = eight_jobs(max_tokens=32)
     config = tmp_path / "kvrelay.toml"
-    config.write_bytes(b"")
+    config.write_bytes(b'[compute]\ndtype = "bfloat16"\n')
     env = {"KVRELAY_CONFIG": str(config), "KVRELAY_SCHEDULER_GRACE_S": "300"}
     async with running_up(tmp_path, **env) as up, await Bus.connect(up.nats, "client") as bus:
         expected = await references(bus, jobs)

@@ -129,6 +129,7 @@ def real(tmp_path: Path) -> Shelf:
 
 
 BLOCKS_OF_16 = ("--set", "kv.block_tokens=16")
+AS_SHELVED = (*BLOCKS_OF_16, "--dtype", "bfloat16")
 
 
 def chat_ids(*said: tuple[str, str]) -> list[int]:
@@ -146,7 +147,7 @@ def test_explain_tokenises_as_the_server_does(real: Shelf, tmp_path: Path) -> No
     ids = chat_ids(*said)
     real.store(ids[:16])
     real.store(ids[:32], "acme")
-    arguments = ["explain", said[1][1], "--system", said[0][1], *BLOCKS_OF_16]
+    arguments = ["explain", said[1][1], "--system", said[0][1], *AS_SHELVED]
     (found,) = lines(real, *arguments)
     assert [block["state"] for block in found["blocks"]][:2] == ["held", "other_tenant"]
     assert (found["prompt_tokens"], found["cached_tokens"]) == (len(ids), 16)
@@ -154,8 +155,8 @@ def test_explain_tokenises_as_the_server_does(real: Shelf, tmp_path: Path) -> No
     assert "in nvme" in page and "other tenant" in page and f"16 of its {len(ids)} tokens" in page
     file = tmp_path / "chat.json"
     file.write_bytes(json.dumps({"messages": [{"role": role, "content": text} for role, text in said]}).encode())
-    assert lines(real, "explain", "--messages", str(file), *BLOCKS_OF_16) == [found]
-    assert lines(real, "explain", "--tenant", "acme", "--messages", str(file), *BLOCKS_OF_16)[0]["cached_tokens"] == 32
+    assert lines(real, "explain", "--messages", str(file), *AS_SHELVED) == [found]
+    assert lines(real, "explain", "--tenant", "acme", "--messages", str(file), *AS_SHELVED)[0]["cached_tokens"] == 32
 
 
 def test_explain_refuses_what_it_cannot_explain(real: Shelf, tmp_path: Path) -> None:
