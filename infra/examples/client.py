@@ -7,7 +7,7 @@ from schemas.events import Finish, Token
 from services.client import Client, Place
 
 
-async def main(url: str = "nats://127.0.0.1:4222", question: str = "What is the capital of France?") -> None:
+async def main(url: str = "nats://127.0.0.1:4222", question: str = "Name the capital of France.") -> None:
     async with await Client.connect(url) as client:
         job = await client.submit(messages=[{"role": "user", "content": question}], temperature=0)
         place = Place()

@@ -3,7 +3,7 @@
 # Needs curl. A retry with the same Idempotency-Key would not run twice.
 set -eu
 url=${1:-http://127.0.0.1:8080}
-question=${2:-What is the capital of France?}
+question=${2:-Name the capital of France.}
 key=$(od -An -N12 -tx1 /dev/urandom | tr -d ' \n')
 
 place=$(curl -sf --retry 3 --retry-connrefused -o /dev/null -w '%header{location}' "$url/v1/chat/completions" \

@@ -55,7 +55,7 @@ func read(response *http.Response, lastID *string, stopAfter int) bool {
 }
 
 func main() {
-	url, question := "http://127.0.0.1:8080", "What is the capital of France?"
+	url, question := "http://127.0.0.1:8080", "Name the capital of France."
 	if len(os.Args) > 1 {
 		url = os.Args[1]
 	}
