@@ -70,7 +70,7 @@ async def test_chat_texts_reasons_and_counts(pipelines: Pipelines):
         ]:
             answer = await chat(client, france, max_tokens=max_tokens)
             assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (text, reason)
-            assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (37, count)
+            assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (36, count)
             assert await streamed(client, france, max_tokens=max_tokens) == (text, reason, answer.usage) or count == 1
         for bad in (0, -1, 1.5, "5"):
             with pytest.raises(APIStatusError) as refused:
