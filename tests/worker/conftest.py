@@ -107,6 +107,9 @@ class Worker:
             other_stores=[],
             blocks=SimpleNamespace(),
             place="here",
+            canary=None,
+            troubles=[],
+            engine=SimpleNamespace(num_passes=0),
             pinned=SimpleNamespace(prefixes=[], refresh=lambda: False),
             on_store_thread=asyncio.to_thread,
         )
