@@ -15,7 +15,7 @@ from services.bench.machine import ReadBandwidth, processor
 from services.bench.peer import Peer, Place
 from services.bench.percentiles import spread_ms
 from services.engine import loading
-from services.engine.arithmetic import choose_arithmetic, dtype_of
+from services.engine.arithmetic import choose_arithmetic
 from services.engine.engine import Engine, Work
 from services.engine.model import Model, Span
 from services.engine.model_config import ModelConfig
@@ -83,7 +83,7 @@ def load_model(settings: Settings, dtype: str = "") -> Model:
     files = resolve(settings.compute.model, Path(settings.kv.data_dir))
     config = ModelConfig.from_hf(files.config)
     dtype = concrete_dtype(dtype or settings.compute.dtype, files)
-    return loading.load_model(files, choose_arithmetic(config, dtype_of(files, dtype), settings.kv.quantisation))
+    return loading.load_model(files, choose_arithmetic(config, dtype, settings.kv.quantisation))
 
 
 @dataclass

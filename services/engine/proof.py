@@ -21,7 +21,7 @@ import kernels
 from kernels import dispatch
 from kernels.arithmetic import Arithmetic
 from services.config import library_switches
-from services.engine.arithmetic import choose_arithmetic, dtype_of
+from services.engine.arithmetic import choose_arithmetic
 from services.engine.check import Canary, canary_of, self_check
 from services.engine.model import Model
 from services.engine.model_config import ModelConfig
@@ -43,14 +43,14 @@ class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Proofs:
-    """Of one model, dtype and quantisation, in the model's own folder.
+    """Of one model, dtype (never "auto") and quantisation, in the model's own folder.
 
     Set the threads first: they are part of what is proved.
     """
 
     def __init__(self, files: ModelFiles, dtype: str, quantisation: str = "none") -> None:
         self._files = files
-        self._dtype = dtype = dtype_of(files, dtype)
+        self._dtype = dtype
         self._quantisation = quantisation
         circumstances = _circumstances(dtype, quantisation)
         self._path = files.path / FOLDER / f"{circumstances}.json" if circumstances else None

@@ -14,14 +14,15 @@ from gguf import GGMLQuantizationType
 
 from kernels.int8_arithmetic import Int8Arithmetic
 from schemas.errors import SetupError
-from services.engine.arithmetic import dtype_of
 from services.engine.check import Canary, self_check
 from services.engine.loading import load_checked, load_model
 from services.engine.model import Files, Model
 from services.engine.native_model import NativeModel
 from services.engine.reference_model import ReferenceModel
+from services.models.compute_dtype import concrete_dtype
 from services.models.files import ModelFiles
 from services.models.gguf_file import read_gguf
+from services.models.gguf_tensors import product_formats, tensors_of
 from tests.model.test_families import GGUFS, SIZES
 from tests.model.tiny import tiny_model
 from tests.model.tiny_gguf_model import save_gguf
@@ -144,8 +145,16 @@ def test_a_wrong_weight_in_the_file_is_found(tmp_path: Path) -> None:
         self_check(load_model(wrong, Int8Arithmetic()), wrong)
 
 
+def with_own_formats(files: Files) -> ModelFiles:
+    """As the registry tells them of a GGUF."""
+    tensors = tensors_of(read_gguf(files.weights[0]), files.config)
+    formats = tuple(product_formats(tensors, files.config))
+    return msgspec.structs.replace(default_model(), product_formats=formats)
+
+
 def test_auto_is_int8_for_whole_numbers_and_bfloat16_for_the_rest(tiny_gguf: ModelFiles, tmp_path: Path) -> None:
     settings, extra = GGUFS["llama"]
     plain = save_gguf(tmp_path / "plain.gguf", tiny_model(**{**SIZES, **settings}), GGMLQuantizationType.F16, extra)
-    assert [dtype_of(files, "auto") for files in (default_model(), tiny_gguf, plain)] == ["int8", "int8", "bfloat16"]
-    assert dtype_of(default_model(), "float32") == "float32"
+    all_files = [with_own_formats(files) for files in (default_model(), tiny_gguf, plain)]
+    assert [concrete_dtype("auto", files) for files in all_files] == ["int8", "int8", "bfloat16"]
+    assert concrete_dtype("float32", default_model()) == "float32"
