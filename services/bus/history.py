@@ -10,14 +10,14 @@ import logging
 from dataclasses import dataclass
 from functools import cached_property
 
-import msgspec
 from nats.aio.msg import Msg
 
-from schemas.errors import BusUnavailable, Internal, InvalidRequest
+from schemas.errors import BusUnavailable, InvalidRequest
 from schemas.events import Event, decode_events, is_end
 from schemas.subjects import CLAIM_HEADER, REPLIES_STREAM, WORKER_HEADER, reply_subject
 from services.bus.clock import elapsed_s, parse_timestamp
 from services.bus.connection import Bus, NoResponder
+from services.bus.direct_get import BATCH_BYTES, BATCH_MESSAGES, SEQUENCE_HEADER, read_batch
 from services.bus.facts import StreamFacts
 from services.bus.jetstream import API, NO_MESSAGE, Refused, call
 from services.bus.message import status
@@ -25,12 +25,7 @@ from services.bus.message import status
 log = logging.getLogger("kvrelay.bus")
 
 READ_TIMEOUT_S = 5.0
-BATCH_MESSAGES = 512
-BATCH_BYTES = 4_000_000
-
-SEQUENCE_HEADER = "Nats-Sequence"
 TIME_HEADER = "Nats-Time-Stamp"
-PENDING_HEADER = "Nats-Num-Pending"
 
 
 @dataclass(frozen=True)
@@ -105,37 +100,14 @@ async def read_some(bus: Bus, tenant: str, job: str, after: int = 0) -> tuple[li
 
     From a replicated stream they may not be the newest. Raises `BusUnavailable`.
     """
-    found: list[StoredEvents] = []
-    finished: asyncio.Future[Msg | None] = asyncio.get_running_loop().create_future()
-
-    def take(message: Msg | None) -> None:
-        if finished.done():
-            return
-        if message is None or status(message):
-            finished.set_result(message)
-        else:
-            found.append(_stored(message))
-
     ask = {
         "seq": after + 1,
         "next_by_subj": reply_subject(tenant, job),
         "batch": BATCH_MESSAGES,
         "max_bytes": BATCH_BYTES,
     }
-    reply = bus.expect(take)
-    try:
-        async with asyncio.timeout(READ_TIMEOUT_S):
-            await bus.publish(f"{API}DIRECT.GET.{REPLIES_STREAM}", msgspec.json.encode(ask), reply=reply)
-            end = await finished
-    except TimeoutError as error:
-        raise BusUnavailable(f"{REPLIES_STREAM} did not answer in {READ_TIMEOUT_S} s") from error
-    finally:
-        bus.forget(reply)
-    if end is None or status(end) == "503":
-        raise BusUnavailable(f"{REPLIES_STREAM} cannot be read right now")
-    if status(end) not in ("204", "404"):
-        raise Internal(f"{REPLIES_STREAM} refused a read: {end.headers}")
-    return found, int((end.headers or {}).get(PENDING_HEADER, 0)) > 0
+    batch = await read_batch(bus, REPLIES_STREAM, ask, READ_TIMEOUT_S)
+    return [_stored(message) for message in batch.messages], batch.more
 
 
 async def _last_by_leader(bus: Bus, subject: str) -> StoredEvents | None:

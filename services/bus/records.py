@@ -1,20 +1,17 @@
 """Messages of a stream as records: each subject has a latest one, replaced only by who has seen it."""
 
-import asyncio
 import base64
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
-import msgspec
 from nats.aio.msg import Msg
 
-from schemas.errors import BusUnavailable, Internal
 from schemas.subjects import EXPECTED_LAST_SUBJECT_SEQUENCE_HEADER
 from services.bus.connection import Bus
-from services.bus.history import BATCH_BYTES, BATCH_MESSAGES, PENDING_HEADER, SEQUENCE_HEADER
-from services.bus.jetstream import API, NO_MESSAGE, WRONG_LAST_SEQUENCE, Refused, call, publish_stored
-from services.bus.message import Headers, status
+from services.bus.direct_get import BATCH_BYTES, BATCH_MESSAGES, SEQUENCE_HEADER, read_batch
+from services.bus.jetstream import NO_MESSAGE, WRONG_LAST_SEQUENCE, Refused, call, publish_stored
+from services.bus.message import Headers
 
 READ_TIMEOUT_S = 10.0
 SUBJECT_HEADER = "Nats-Subject"
@@ -58,18 +55,19 @@ async def latest(bus: Bus, stream: str, subjects: str) -> list[Record]:
     found: list[Record] = []
     ask: dict[str, Any] = {"multi_last": [subjects], "batch": BATCH_MESSAGES}
     while True:
-        batch, more, last = await _read(bus, stream, {**ask, "seq": found[-1].sequence + 1 if found else 1})
-        found += batch
-        if not more or not batch:
+        after = found[-1].sequence if found else 0
+        batch = await read_batch(bus, stream, {**ask, "seq": after + 1}, READ_TIMEOUT_S)
+        found += map(_record, batch.messages)
+        if not batch.more or not batch.messages:
             return found
-        ask["up_to_seq"] = last
+        ask["up_to_seq"] = batch.up_to
 
 
 async def read_some(bus: Bus, stream: str, subjects: str, after: int = 0) -> tuple[list[Record], bool]:
     """The next records (some MB) that a filter matches with a sequence above `after`, and whether there are more."""
     ask = {"seq": after + 1, "next_by_subj": subjects, "batch": BATCH_MESSAGES, "max_bytes": BATCH_BYTES}
-    found, more, _ = await _read(bus, stream, ask)
-    return found, more
+    batch = await read_batch(bus, stream, ask, READ_TIMEOUT_S)
+    return [_record(message) for message in batch.messages], batch.more
 
 
 @contextlib.asynccontextmanager
@@ -92,31 +90,6 @@ async def erase(bus: Bus, stream: str, subjects: str) -> int:
     return int(answer["purged"])
 
 
-async def _read(bus: Bus, stream: str, ask: dict[str, Any]) -> tuple[list[Record], bool, int]:
-    found: list[Record] = []
-    finished: asyncio.Future[Msg | None] = asyncio.get_running_loop().create_future()
-
-    def take(message: Msg | None) -> None:
-        if finished.done():
-            return
-        headers = (message.headers or {}) if message is not None else {}
-        if message is None or (status(message) and SEQUENCE_HEADER not in headers):
-            finished.set_result(message)
-        else:
-            found.append(Record(headers[SUBJECT_HEADER], int(headers[SEQUENCE_HEADER]), message.data, headers))
-
-    reply = bus.expect(take)
-    try:
-        async with asyncio.timeout(READ_TIMEOUT_S):
-            await bus.publish(f"{API}DIRECT.GET.{stream}", msgspec.json.encode(ask), reply=reply)
-            end = await finished
-    except TimeoutError as error:
-        raise BusUnavailable(f"{stream} did not answer in {READ_TIMEOUT_S} s") from error
-    finally:
-        bus.forget(reply)
-    if end is None or status(end) == "503":
-        raise BusUnavailable(f"{stream} cannot be read right now")
-    if status(end) not in ("204", "404"):
-        raise Internal(f"{stream} refused a read: {end.headers}")
-    headers = end.headers or {}
-    return found, int(headers.get(PENDING_HEADER, 0)) > 0, int(headers.get("Nats-UpTo-Sequence", 0))
+def _record(message: Msg) -> Record:
+    headers = message.headers or {}
+    return Record(headers[SUBJECT_HEADER], int(headers[SEQUENCE_HEADER]), message.data, headers)
