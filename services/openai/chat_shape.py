@@ -27,25 +27,17 @@ class ChatShape:
         self._no_usage: UnsetType | None = None if with_usage else UNSET
 
     def opening(self, choice: Choice) -> ChatChunk:
-        return self._chunk(ChatChunkChoice(choice.index, Delta(role="assistant", content="")))
+        return self._chunk([ChatChunkChoice(choice.index, Delta(role="assistant", content=""))], self._no_usage)
 
     def piece(self, choice: Choice, text: str, token: Token | None) -> ChatChunk:
         logprobs = self._logprobs([token]) if token is not None else None
-        return self._chunk(ChatChunkChoice(choice.index, Delta(content=text), logprobs))
+        return self._chunk([ChatChunkChoice(choice.index, Delta(content=text), logprobs)], self._no_usage)
 
     def closing(self, choice: Choice) -> ChatChunk:
-        return self._chunk(ChatChunkChoice(choice.index, Delta(), None, choice.reason, choice.stop))
+        return self._chunk([ChatChunkChoice(choice.index, Delta(), None, choice.reason, choice.stop)], self._no_usage)
 
     def usage(self, usage: Usage) -> ChatChunk:
-        head = self._head
-        return ChatChunk(
-            id=head.id,
-            created=head.created,
-            model=head.model,
-            system_fingerprint=head.build,
-            choices=[],
-            usage=usage,
-        )
+        return self._chunk([], usage)
 
     def whole(self, choices: list[Choice], usage: Usage) -> ChatAnswer:
         head = self._head
@@ -58,15 +50,15 @@ class ChatShape:
             usage=usage,
         )
 
-    def _chunk(self, choice: ChatChunkChoice) -> ChatChunk:
+    def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None) -> ChatChunk:
         head = self._head
         return ChatChunk(
             id=head.id,
             created=head.created,
             model=head.model,
             system_fingerprint=head.build,
-            choices=[choice],
-            usage=self._no_usage,
+            choices=choices,
+            usage=usage,
         )
 
     def _whole_choice(self, choice: Choice) -> ChatChoice:
