@@ -166,8 +166,7 @@ class Batch:
             sequence.drafter.chances(limit) if limit and sequence.drafter is not None else []
             for sequence, limit in zip(generating, limits, strict=True)
         ]
-        counts = share_out(chances, len(generating), len(generating), self._engine.step_cost)
-        return counts if sum(counts) <= budget else [0] * len(generating)
+        return share_out(chances, len(generating), len(generating), self._engine.step_cost, budget)
 
     def _rows_beside(self) -> int:
         """Of those that catch up."""

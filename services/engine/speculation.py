@@ -7,10 +7,12 @@ from services.engine.step_cost import StepCost
 MARGIN = 1.15  # what is won must be more than what it costs by this, since both are estimates
 
 
-def share_out(chances: Sequence[Sequence[float]], num_rows: int, num_tokens: int, cost: StepCost) -> list[int]:
+def share_out(
+    chances: Sequence[Sequence[float]], num_rows: int, num_tokens: int, cost: StepCost, budget: int
+) -> list[int]:
     """For each sequence how many of its guesses are worth a row; `chances[i][k]`: that its first k + 1 come true.
 
-    `num_rows` are computed anyway, and give `num_tokens`.
+    `num_rows` are computed anyway, and give `num_tokens`. At most `budget` guesses in all, the likeliest.
     """
     counts = [0] * len(chances)
     if not cost.is_known:
@@ -20,7 +22,7 @@ def share_out(chances: Sequence[Sequence[float]], num_rows: int, num_tokens: int
         ((chance, -k, i) for i, own in enumerate(chances) for k, chance in enumerate(own)), reverse=True
     )
     rows, tokens = num_rows, float(num_tokens)
-    for chance, _, i in best_first:
+    for chance, _, i in best_first[:budget]:
         if chance * cost.seconds(rows) <= MARGIN * tokens * cost.row_s:
             break
         counts[i] += 1

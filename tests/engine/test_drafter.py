@@ -76,11 +76,15 @@ def test_what_is_read_bit_by_bit_is_indexed_like_a_prompt(first, more):
 
 def test_rows_go_to_the_likeliest_guesses_while_they_pay():
     cost = CheapRows(0.2)  # of a pass that takes 1 s
-    assert share_out([[0.9, 0.8, 0.7, 0.1]], 1, 1, cost) == [3]
-    assert share_out([[0.2, 0.1]], 1, 1, cost) == [0]
-    assert share_out([[0.3], [0.95, 0.9], []], 3, 3, CheapRows(0.1)) == [0, 2, 0]
-    assert share_out([[0.9] * 3] * 16, 16, 16, cost) == [0] * 16, "a row costs as much as it brings"
-    assert share_out([[1.0]], 1, 1, StepCost()) == [0], "nobody knows what it costs"
+    assert share_out([[0.9, 0.8, 0.7, 0.1]], 1, 1, cost, 99) == [3]
+    assert share_out([[0.2, 0.1]], 1, 1, cost, 99) == [0]
+    assert share_out([[0.3], [0.95, 0.9], []], 3, 3, CheapRows(0.1), 99) == [0, 2, 0]
+    assert share_out([[0.9] * 3] * 16, 16, 16, cost, 99) == [0] * 16, "a row costs as much as it brings"
+    assert share_out([[1.0]], 1, 1, StepCost(), 99) == [0], "nobody knows what it costs"
+    assert share_out([[0.9, 0.8, 0.7], [0.95, 0.6]], 2, 2, CheapRows(0.01), 3) == [2, 1], (
+        "the likeliest that there is room for"
+    )
+    assert share_out([[0.9, 0.8]], 1, 1, cost, 0) == [0]
 
 
 def test_a_line_is_found_in_noise_and_followed():
