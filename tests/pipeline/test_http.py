@@ -4,15 +4,12 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 import pytest
 from openai import APIStatusError, AsyncOpenAI
 
-from services.gateway.gateway import Gateway
-from services.settings import Api, Settings
 from tests.pipeline.conftest import Pipelines
+from tests.pipeline.served import MODEL, gateway_of
 
-MODEL = "smollm2-135m-instruct"
 SYS = (
     "You are a careful clerk at a small public library in the town of Ashford. Answer every question in one short "
     "sentence. The library opens at nine in the morning and closes at six in the evening. Members may borrow five "
@@ -22,15 +19,12 @@ SYS = (
 
 @contextlib.asynccontextmanager
 async def served(pipelines: Pipelines) -> AsyncIterator[AsyncOpenAI]:
-    async with pipelines("float32") as pipeline:
-        settings = msgspec.structs.replace(Settings(), api=Api(port=0, resume_grace_s=0.0))
-        gateway = Gateway(settings, pipeline.bus, "gateway-test", {MODEL: pipeline.text})
-        await gateway.start()
-        try:
-            async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="unused", max_retries=0) as client:
-                yield client
-        finally:
-            await gateway.close()
+    async with (
+        pipelines("float32") as pipeline,
+        gateway_of(pipeline) as url,
+        AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as client,
+    ):
+        yield client
 
 
 async def chat(client: AsyncOpenAI, content: str, system: str | None = None, **body: Any) -> Any:
