@@ -34,7 +34,7 @@ void whole_numbers(const float* x, int32_t dim, int32_t levels, int8_t* whole, f
 }
 
 void append(const float* x, const KvShape& shape, uint8_t* side, int32_t token) {
-    int8_t whole[256];
+    int8_t whole[kMostDim];
     float* scales = reinterpret_cast<float*>(side + shape.values_bytes());
     for (int32_t h = 0; h < shape.kv_heads; ++h, x += shape.dim) {
         const int64_t slot = static_cast<int64_t>(h) * shape.page_tokens + token;
@@ -190,30 +190,6 @@ void attend_rows_of(const KvShape& shape, Keys k, Keys v, int32_t group, const R
     }
 }
 
-void attend_few(const KvShape& shape, Keys k, Keys v, int32_t group, const Reader* readers, int32_t num_readers,
-                float* scratch) {
-    if (num_readers > 1) {  // widened once for all of them
-        int32_t most = 0;
-        for (int32_t i = 0; i < num_readers; ++i) most = readers[i].seen > most ? readers[i].seen : most;
-        KvShape wide = shape;
-        wide.format = KvFloat;
-        float *keys = scratch, *values = scratch + kBlockKeys * shape.dim;
-        widen(shape, k, most, keys);
-        widen(shape, v, most, values);
-        k.ahead = v.ahead = nullptr;
-        k.values = reinterpret_cast<const uint8_t*>(keys);
-        v.values = reinterpret_cast<const uint8_t*>(values);
-        attend_rows_of<KvFloat>(wide, k, v, group, readers, num_readers);
-        return;
-    }
-    switch (shape.format) {
-        case KvBf16: attend_rows_of<KvBf16>(shape, k, v, group, readers, 1); break;
-        case KvInt8: attend_rows_of<KvInt8>(shape, k, v, group, readers, 1); break;
-        case KvInt4: attend_rows_of<KvInt4>(shape, k, v, group, readers, 1); break;
-        case KvFloat: attend_rows_of<KvFloat>(shape, k, v, group, readers, 1); break;
-    }
-}
-
 /// Lane l of sixteen: the products of the queries l, l + 16, ... of `R` rows with those of 16 keys, one key a lane.
 template <int R, int J>
 inline void chains(const float* q, int32_t dim, const float* transposed, int32_t lane, F* acc) {
@@ -259,22 +235,29 @@ inline void scores16(const float* q, int32_t dim, const float* transposed, F* s)
     for (int r = 0; r < R; ++r) s[r] = add(half[0][r], half[1][r]);
 }
 
+/// A block as float32: K with a dimension a row, [dim, 64], and V, [64, dim].
+struct Widened {
+    const float *transposed, *values;
+    int32_t most;  // keys of it that somebody sees; those behind are 0 in `transposed`
+    const float *k_scales, *v_scales;
+};
+
+/// `R` rows, queries [R, dim], against one block.
 template <int R, int J>
-inline void attend_quad(int32_t any_dim, int32_t most, const float* transposed, const float* values, const Keys& k,
-                        const Keys& v, const float* q, const int32_t* seen, Partial to, int64_t sums_step,
-                        int64_t each_step) {
+inline void attend_quad(int32_t any_dim, const Widened& block, const float* q, const int32_t* seen, const Partial* to) {
     const int32_t dim = J ? 16 * J : any_dim;
+    const float* values = block.values;
     alignas(64) float s[R][kBlockKeys];
-    for (int32_t begin = 0; begin < most; begin += 16) {
+    for (int32_t begin = 0; begin < block.most; begin += 16) {
         asm volatile("" ::: "memory");  // or the compiler spreads the queries over the lanes once, on the stack
         F lanes[R];
-        scores16<R, J>(q, dim, transposed + begin, lanes);
+        scores16<R, J>(q, dim, block.transposed + begin, lanes);
         for (int r = 0; r < R; ++r) store(s[r] + begin, lanes[r]);
     }
     for (int r = 0; r < R; ++r) {
-        if (k.scales) times_scales(s[r], k.scales, seen[r]);
-        softmax64(s[r], seen[r], to.largest + r * each_step, to.weight + r * each_step);
-        if (v.scales) times_scales(s[r], v.scales, seen[r]);
+        if (block.k_scales) times_scales(s[r], block.k_scales, seen[r]);
+        softmax64(s[r], seen[r], to[r].largest, to[r].weight);
+        if (block.v_scales) times_scales(s[r], block.v_scales, seen[r]);
     }
     int32_t least = seen[0];
     for (int r = 1; r < R; ++r) least = seen[r] < least ? seen[r] : least;
@@ -297,8 +280,21 @@ inline void attend_quad(int32_t any_dim, int32_t most, const float* transposed, 
                 for (int j = 0; j < kColumns; ++j)
                     acc[r][j] = fma(set1(s[r][t]), load(values + t * dim + i + 16 * j), acc[r][j]);
         for (int r = 0; r < R; ++r)
-            for (int j = 0; j < kColumns; ++j) store(to.sums + r * sums_step + i + 16 * j, acc[r][j]);
+            for (int j = 0; j < kColumns; ++j) store(to[r].sums + i + 16 * j, acc[r][j]);
     }
+}
+
+/// `scratch`: 3 * 64 * dim.
+Widened widen_both(const KvShape& shape, const Keys& k, const Keys& v, int32_t most, float* scratch) {
+    const int32_t dim = shape.dim;
+    float *transposed = scratch, *values = transposed + kBlockKeys * dim, *wide = values + kBlockKeys * dim;
+    widen(shape, k, most, wide);
+    std::memset(wide + most * dim, 0, sizeof(float) * static_cast<size_t>((kBlockKeys - most) * dim));
+    for (int32_t t = 0; t < most; t += 16)
+        for (int32_t d = 0; d < dim; d += 16)
+            transpose16(wide + t * dim + d, dim, transposed + d * kBlockKeys + t, kBlockKeys);
+    widen(shape, v, most, values);
+    return {transposed, values, most, k.scales, v.scales};
 }
 
 template <int J>
@@ -307,25 +303,83 @@ void attend_many_of(const KvShape& shape, Keys k, Keys v, const float* q, const 
     const int32_t dim = shape.dim;
     int32_t most = 0;
     for (int32_t r = 0; r < rows; ++r) most = seen[r] > most ? seen[r] : most;
-    float *transposed = scratch, *values = transposed + kBlockKeys * dim, *wide = values + kBlockKeys * dim;
-    widen(shape, k, most, wide);
-    std::memset(wide + most * dim, 0, sizeof(float) * static_cast<size_t>((kBlockKeys - most) * dim));
-    for (int32_t t = 0; t < most; t += 16)
-        for (int32_t d = 0; d < dim; d += 16)
-            transpose16(wide + t * dim + d, dim, transposed + d * kBlockKeys + t, kBlockKeys);
-    widen(shape, v, most, values);
+    const Widened block = widen_both(shape, k, v, most, scratch);
     while (rows > 0) {
         const int32_t count = rows >= 4 ? 4 : 1;
+        Partial each[4];
+        for (int32_t r = 0; r < count; ++r) {
+            each[r] = to;
+            to = {to.sums + sums_step, to.largest + each_step, to.weight + each_step};
+        }
         if (count == 4)
-            attend_quad<4, J>(dim, most, transposed, values, k, v, q, seen, to, sums_step, each_step);
+            attend_quad<4, J>(dim, block, q, seen, each);
         else
-            attend_quad<1, J>(dim, most, transposed, values, k, v, q, seen, to, sums_step, each_step);
+            attend_quad<1, J>(dim, block, q, seen, each);
         q += count * dim;
         seen += count;
-        to.sums += count * sums_step;
-        to.largest += count * each_step;
-        to.weight += count * each_step;
         rows -= count;
+    }
+}
+
+/// Readers whose rows together are worth a transposed K.
+template <int J>
+void attend_together(const KvShape& shape, Keys k, Keys v, int32_t group, const Reader* readers, int32_t num_readers,
+                     float* scratch) {
+    const int32_t dim = shape.dim, rows = group * num_readers;
+    int32_t most = 0;
+    for (int32_t i = 0; i < num_readers; ++i) most = readers[i].seen > most ? readers[i].seen : most;
+    const Widened block = widen_both(shape, k, v, most, scratch);
+    alignas(64) float q[4 * kMostDim];
+    for (int32_t row = 0; row < rows;) {
+        const int32_t count = rows - row >= 4 ? 4 : 1;
+        int32_t seen[4];
+        Partial each[4];
+        for (int32_t r = 0; r < count; ++r, ++row) {
+            const Reader& reader = readers[row / group];
+            const int32_t h = row % group;
+            std::memcpy(q + r * dim, reader.q + h * dim, sizeof(float) * static_cast<size_t>(dim));
+            seen[r] = reader.seen;
+            each[r] = {reader.sums + h * reader.sums_step, reader.largest + h * reader.each_step,
+                       reader.weight + h * reader.each_step};
+        }
+        if (count == 4)
+            attend_quad<4, J>(dim, block, q, seen, each);
+        else
+            attend_quad<1, J>(dim, block, q, seen, each);
+    }
+}
+
+constexpr int32_t kTogether = 12;  // rows from which a transposed K pays
+
+void attend_few(const KvShape& shape, Keys k, Keys v, int32_t group, const Reader* readers, int32_t num_readers,
+                float* scratch) {
+    if (num_readers * group >= kTogether) {
+        switch (shape.dim) {
+            case 64: attend_together<4>(shape, k, v, group, readers, num_readers, scratch); break;
+            case 128: attend_together<8>(shape, k, v, group, readers, num_readers, scratch); break;
+            default: attend_together<0>(shape, k, v, group, readers, num_readers, scratch); break;
+        }
+        return;
+    }
+    if (num_readers > 1) {  // widened once for all of them
+        int32_t most = 0;
+        for (int32_t i = 0; i < num_readers; ++i) most = readers[i].seen > most ? readers[i].seen : most;
+        KvShape wide = shape;
+        wide.format = KvFloat;
+        float *keys = scratch, *values = scratch + kBlockKeys * shape.dim;
+        widen(shape, k, most, keys);
+        widen(shape, v, most, values);
+        k.ahead = v.ahead = nullptr;
+        k.values = reinterpret_cast<const uint8_t*>(keys);
+        v.values = reinterpret_cast<const uint8_t*>(values);
+        attend_rows_of<KvFloat>(wide, k, v, group, readers, num_readers);
+        return;
+    }
+    switch (shape.format) {
+        case KvBf16: attend_rows_of<KvBf16>(shape, k, v, group, readers, 1); break;
+        case KvInt8: attend_rows_of<KvInt8>(shape, k, v, group, readers, 1); break;
+        case KvInt4: attend_rows_of<KvInt4>(shape, k, v, group, readers, 1); break;
+        case KvFloat: attend_rows_of<KvFloat>(shape, k, v, group, readers, 1); break;
     }
 }
 

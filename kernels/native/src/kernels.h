@@ -38,6 +38,7 @@ struct KvShape {
     int64_t side_bytes() const { return values_bytes() + (scaled() ? 4LL * kv_heads * page_tokens : 0); }
 };
 
+constexpr int32_t kMostDim = 256;  // of a head
 constexpr int kBlockKeys = 64;  // keys whose weights are summed together: part of the arithmetic
 
 /// Up to 64 consecutive keys of one head: `values` at token 0, `scales` (or null) likewise; `ahead`, or null: what will
@@ -92,7 +93,7 @@ struct Kernels {
     void (*combine)(const float* sums, const float* largest, const float* weight, int32_t blocks, int32_t dim, float* out);
 };
 
-constexpr int64_t kAttendScratch = 64 * 256 * 2 + 64 * 64 * 4;  // floats
+constexpr int64_t kAttendScratch = 3 * kBlockKeys * kMostDim;  // floats
 
 extern const Kernels kernels_portable;
 #if defined(__x86_64__)

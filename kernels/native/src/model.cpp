@@ -298,7 +298,7 @@ void Model::attend_shared(int32_t number, int64_t piece, float* scratch) {
     const Shared* next = is_last ? nullptr : &shared_[(piece + 1) / shape.kv_heads];
     const int32_t next_head = static_cast<int32_t>((piece + 1) % shape.kv_heads);
     const int32_t* pages = pass_->pages + pass_->span_pages[shared.span];
-    alignas(64) uint8_t copies[2][kBlockKeys * (256 * 4 + 4)];
+    alignas(64) uint8_t copies[2][kBlockKeys * (kMostDim * 4 + 4)];
     int32_t most = 0;
     for (int32_t i = shared.begin; i < shared.end; ++i)
         most = std::max(most, positions_[few_[readers_[i]].row] - shared.block * kBlockKeys + 1);
@@ -343,7 +343,7 @@ void Model::attend_tile(int32_t number, const Tile& tile, int32_t head, float* s
     const int32_t group = shape.heads / shape.kv_heads, dim = shape.head_dim, readers = tile.rows * group;
     const int32_t blocks = positions_[tile.row] / kBlockKeys + 1;
     const int32_t* pages = pass_->pages + pass_->span_pages[tile.span];
-    alignas(64) uint8_t copies[2][kBlockKeys * (256 * 4 + 4)];
+    alignas(64) uint8_t copies[2][kBlockKeys * (kMostDim * 4 + 4)];
     float* q = scratch + kAttendScratch;
     int32_t* seen = reinterpret_cast<int32_t*>(q + static_cast<int64_t>(readers) * dim);
     float* sums = q + static_cast<int64_t>(readers) * (dim + 1);
