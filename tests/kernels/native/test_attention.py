@@ -47,8 +47,8 @@ def cases(draw: st.DrawFn) -> Case:
         draw(st.integers(1, 2)), kv_heads, page_tokens, dim, quantisation=draw(st.sampled_from(QUANTISATIONS))
     )
     ends = st.one_of(st.integers(1, 200), st.sampled_from([63, 64, 65, 127, 128, 129, 192]))
-    lengths = draw(st.lists(ends, min_size=1, max_size=4))
-    rows = [draw(st.sampled_from([1, 1, 2, min(length, 17), length])) for length in lengths]
+    lengths = draw(st.lists(ends, min_size=1, max_size=6))
+    rows = [draw(st.sampled_from([1, 1, 2, 5, 8, 17, length])) for length in lengths]
     rows = [min(count, length) for count, length in zip(rows, lengths, strict=True)]
     # A page is shared where none of its holders writes to it.
     shared = min((length - count) // page_tokens for length, count in zip(lengths, rows, strict=True))
