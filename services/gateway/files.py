@@ -1,7 +1,7 @@
 """`/v1/files`: OpenAI's, for batches. What is uploaded goes to the broker as it comes."""
 
 from collections.abc import AsyncIterator
-from typing import cast
+from typing import Literal, TypedDict, cast
 
 import msgspec
 from aiohttp import BodyPartReader, MultipartReader, web
@@ -16,6 +16,12 @@ from services.settings import Api
 PURPOSES = ("batch",)
 MAX_FIELD_BYTES = 1024
 PART_BYTES = 65_536
+
+
+class Deleted(TypedDict):
+    id: str
+    object: Literal["file"]
+    deleted: Literal[True]
 
 
 class Files:
@@ -65,7 +71,8 @@ class Files:
     async def remove(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]
         await self._shelf.remove_file(name)
-        return _json({"id": name, "object": "file", "deleted": True})
+        gone: Deleted = {"id": name, "object": "file", "deleted": True}
+        return _json(gone)
 
     async def content(self, request: web.Request) -> web.StreamResponse:
         """Raises `JobNotFound` or `BusUnavailable` before the first byte; later the connection is cut."""

@@ -16,6 +16,7 @@ from services.batch.shelf import Shelf
 from services.batch.throttle import Throttle
 from services.bus.beats import BeatPublisher, BeatTable
 from services.bus.connection import Bus
+from services.bus.micro import MicroService
 from services.bus.watchers import WatchAnswers
 from services.gateway.batches import Batches
 from services.gateway.catalog import Catalog
@@ -57,6 +58,7 @@ class Gateway:
         throttle = Throttle(self._beats, set(self._catalog.models))
         self._setting = Setting(bus, settings.bus.tenant, self._catalog.find, names, throttle, api.strict)
         self._publisher = BeatPublisher(bus, self._beat)
+        self._service = MicroService(bus, lambda: (self._beat(), self._watch_answers.tally))
         self._stopped = False
         self._runner: GatewayRunner | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -67,6 +69,7 @@ class Gateway:
         api = self._settings.api
         await self._beats.start()
         await self._watch_answers.start()
+        await self._service.start()
         await self._publisher.start()
         self._tasks.append(asyncio.create_task(Reaper(self.exchange, self.readiness).run(), name="reaper"))
         keeper = BatchKeeper(self._setting, self._shelf, self._beats, self._process)
@@ -104,6 +107,7 @@ class Gateway:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._stopped = True
         await self._publisher.close()
+        await self._service.close()
         await self._watch_answers.close()
         await self._beats.close()
 

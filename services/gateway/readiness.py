@@ -1,5 +1,7 @@
 """Whether a request could be answered now, and if not, what is missing."""
 
+from typing import TypedDict
+
 import msgspec
 
 from schemas.beat import BEAT_INTERVAL_S, WORKER_ROLES, Beat, ProcessRole, ProcessState
@@ -22,6 +24,19 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_ready(self) -> bool:
         return self.state in _TAKES_JOBS
+
+
+class Health(TypedDict):
+    """Body of /health. The last three are the report's."""
+
+    status: str
+    process: str
+    uptime_s: float
+    models: list[str]
+    open_requests: int
+    state: ProcessState
+    reasons: list[str]
+    workers: dict[str, dict[str, int]]
 
 
 class Readiness:
