@@ -5,6 +5,7 @@ from typing import Literal, TypedDict, cast
 
 import msgspec
 from aiohttp import BodyPartReader, MultipartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from schemas.errors import InvalidRequest, KvrelayError
 from services.batch.shelf import Shelf
@@ -35,7 +36,7 @@ class Files:
             raise InvalidRequest("Content-Type must be multipart/form-data")
         try:
             return _json(await self._stored(await request.multipart()))
-        except (ValueError, web.RequestPayloadError) as error:
+        except (ValueError, web.RequestPayloadError, HttpProcessingError) as error:
             raise InvalidRequest("the body is no multipart/form-data") from error
 
     async def _stored(self, reader: MultipartReader) -> object:

@@ -28,6 +28,7 @@ from services.gateway.readiness import Readiness
 from services.gateway.reaper import Reaper
 from services.gateway.requests import Requests
 from services.gateway.routes import Routes
+from services.gateway.sides import Sides
 from services.openai.request_names import RequestNames
 from services.openai.token_names import TokenNames
 from services.settings import Settings
@@ -52,7 +53,10 @@ class Gateway:
         self._watch_answers = WatchAnswers(bus, self.exchange.is_watched)
         requests, api = RequestNames(), settings.api
         names = {slug: TokenNames(text.tokenizer) for slug, text in self._catalog.models.items()}
-        self._generation = Generation(api, self._catalog, self.readiness, self.exchange, requests, bus, names)
+        self._sides = Sides(settings, self._catalog, self.readiness)
+        self._generation = Generation(
+            api, self._catalog, self.readiness, self.exchange, requests, bus, names, self._sides
+        )
         self._requests = Requests(api, bus, self.exchange, requests, names)
         self._shelf = Shelf(bus, settings.bus.tenant)
         throttle = Throttle(self._beats, set(self._catalog.models))
@@ -67,6 +71,7 @@ class Gateway:
     async def start(self) -> None:
         """Opens the port; `url` says which. Raises `SetupError` if it is taken."""
         api = self._settings.api
+        self._sides.start()
         await self._beats.start()
         await self._watch_answers.start()
         await self._service.start()
@@ -105,6 +110,7 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._sides.close()
         self._stopped = True
         await self._publisher.close()
         await self._service.close()

@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 import msgspec
 
-from schemas.errors import KvrelayError
 from schemas.openai import ErrorBody
 from services.gateway.envelope import REQUEST_ID_HEADER
 from services.gateway.operation import ANY_ROUTE, EVENTS, JSON, Answer, Operation, Parameter

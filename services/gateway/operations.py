@@ -19,12 +19,16 @@ from schemas.errors import (
     Poisoned,
     QueueFull,
     TooLarge,
+    UpstreamTimeout,
+    UpstreamUnavailable,
 )
+from schemas.generate import GenerateAnswer, GenerateError, GenerateEvent, GenerateRequest
 from schemas.job_report import JobReport, RequestReport
-from schemas.openai import ChatRequest, CompletionRequest
+from schemas.openai import ChatRequest, CompletionRequest, ErrorBody
 from schemas.openai_answers import ChatAnswer, ChatChunk, CompletionAnswer, Model, ModelList
+from services.gateway.course import SERVE_HEADER
 from services.gateway.files import PURPOSES, Deleted
-from services.gateway.operation import EVENTS, JSON, Answer, Errors, Operation, Parameter, json
+from services.gateway.operation import ANY_ROUTE, EVENTS, JSON, Answer, Errors, Operation, Parameter, json
 from services.gateway.paging import DEFAULT_LIMIT, MAX_LIMIT, Page
 from services.gateway.readiness import Health, Report
 from services.gateway.refusal import AcceptedRequest
@@ -37,6 +41,7 @@ GENERATING: Errors = (
     *(ContextLengthExceeded, ModelNotFound, IdConflict, TooLarge, QueueFull, BusUnavailable, NoWorker),
     *ENDS,
 )
+FORWARDED: Errors = (UpstreamUnavailable, UpstreamTimeout)
 STORED: Errors = (JobNotFound, BusUnavailable)
 
 _KEY = Parameter(
@@ -46,6 +51,9 @@ _KEY = Parameter(
     "The same with each try of one request: it runs once. 409 for another request under the key.",
 )
 _PREFER = Parameter("Prefer", "header", Literal["respond-async"], "Answer 202 at once; the client comes back.")
+_SERVE = Parameter(
+    SERVE_HEADER, "header", Literal["here", "upstream"], "Which side shall answer, where the gateway has an upstream."
+)
 _EVENT_ID = Parameter(
     LAST_EVENT_ID_HEADER, "header", str, "The last `id:` that the reader has got; the stream goes on behind it."
 )
@@ -62,7 +70,9 @@ _REQUEST = Parameter(
 )
 _MODEL = Parameter("model", "path", Annotated[str, Meta(min_length=1)], "One of its names; it may have slashes.")
 _PAGE = (
-    Parameter("limit", "query", Annotated[int, Meta(ge=1, le=MAX_LIMIT)], f"At most so many; {DEFAULT_LIMIT} if left out."),
+    Parameter(
+        "limit", "query", Annotated[int, Meta(ge=1, le=MAX_LIMIT)], f"At most so many; {DEFAULT_LIMIT} if left out."
+    ),
     Parameter("after", "query", str, "The id of the last one of the page before."),
     Parameter("order", "query", Literal["asc", "desc"], "By age; `desc`, newest first, if left out."),
 )
@@ -74,18 +84,39 @@ _UPLOAD: dict[str, Any] = {
     },
     "required": ["file", "purpose"],
 }
+_ANY_ANSWER = ChatAnswer | CompletionAnswer | GenerateAnswer
 _LATER = json(202, "It runs without its client: `Location` tells where it is.", AcceptedRequest)
 
 
 def _generating(path: str, doc: str, body: Any, whole: Any, chunk: Any) -> Operation:
     streamed = "The whole answer, or with `stream: true` its chunks, then `[DONE]`; a later error is the last event."
-    answers = (Answer(200, streamed, {JSON: whole, EVENTS: chunk}), _LATER)
-    return Operation("post", path, doc, answers, GENERATING, (_KEY, _PREFER), body)
+    refused = json(422, "The upstream does not like the request.", ErrorBody)
+    answers = (Answer(200, streamed, {JSON: whole, EVENTS: chunk}), _LATER, refused)
+    return Operation("post", path, doc, answers, (*GENERATING, *FORWARDED), (_KEY, _PREFER, _SERVE), body)
+
+
+def _tgi(path: str, doc: str, answer: Answer) -> Operation:
+    """Errors have the shape of text-generation-inference, and what is wrong with a request is 422."""
+    statuses = {error.http_status for error in (*GENERATING, *ANY_ROUTE)} | {422}
+    errors = [json(status, "An error.", GenerateError) for status in sorted(statuses)]
+    # HTTP that is none is told in the other shape.
+    broken = json(400, "Not a valid HTTP request.", ErrorBody)
+    return Operation("post", path, doc, (answer, *errors, broken, _LATER), (), (_KEY, _PREFER), GenerateRequest)
 
 
 OPERATIONS: list[Operation] = [
     _generating("/v1/chat/completions", "The answer to a conversation.", ChatRequest, ChatAnswer, ChatChunk),
     _generating("/v1/completions", "What follows a text.", CompletionRequest, CompletionAnswer, CompletionAnswer),
+    _tgi(
+        "/generate",
+        "What follows a text, as text-generation-inference answers.",
+        json(200, "The answer.", GenerateAnswer),
+    ),
+    _tgi(
+        "/generate_stream",
+        "The same as a stream.",
+        Answer(200, "An event for each token, and one for the end.", {EVENTS: GenerateEvent}),
+    ),
     Operation("get", "/v1/models", "The models that have live workers.", (json(200, "All of them.", ModelList),)),
     Operation(
         "get",
@@ -116,7 +147,7 @@ OPERATIONS: list[Operation] = [
         "/v1/requests/{id}/answer",
         "The whole answer of a request.",
         (
-            json(200, "The answer, in the shape of the route that it was asked for at.", ChatAnswer | CompletionAnswer),
+            json(200, "In the shape of the route that it was asked for at.", _ANY_ANSWER),
             json(202, "It is not complete yet.", AcceptedRequest),
         ),
         (*STORED, NoWorker, *ENDS),
@@ -127,7 +158,7 @@ OPERATIONS: list[Operation] = [
         "/v1/requests/{id}/events",
         "The answer as a stream, from where its reader was: for EventSource, too.",
         (
-            Answer(200, "The rest of the stream.", {EVENTS: ChatChunk | CompletionAnswer}),
+            Answer(200, "The rest of the stream.", {EVENTS: ChatChunk | CompletionAnswer | GenerateEvent}),
             Answer(204, "The reader has got all of it."),
         ),
         (*STORED, NoWorker, *ENDS),

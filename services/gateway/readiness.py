@@ -67,6 +67,10 @@ class Readiness:
         if not await self._beats.wait_for(lambda _: self._missing_role(slug) is None, patience_s):
             raise NoWorker(f"no {self._missing_role(slug)} worker of {slug} is running: try again later")
 
+    def takes(self, slug: str) -> bool:
+        """Whether a request for the model would be taken at once."""
+        return not self.draining and self._bus.connected and self._missing_role(slug) is None
+
     def can_end(self, slug: str, build: str, has_token: bool) -> bool:
         """Whether workers live, in whatever state, that can end a job which `build` ("": nobody yet) has begun.
 

@@ -37,6 +37,8 @@ class Routes:
             [
                 web.post("/v1/chat/completions", self._generation.chat),
                 web.post("/v1/completions", self._generation.completions),
+                web.post("/generate", self._generation.generate),
+                web.post("/generate_stream", self._generation.generate_stream),
                 web.get("/v1/models", self.models),
                 web.get("/v1/models/{model:.+}", self.model),
                 web.get("/v1/requests/{id}", requests.show),

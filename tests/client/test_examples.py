@@ -7,7 +7,9 @@ import shutil
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 
 from tests.chaos.up import Up, running_up
@@ -29,11 +31,44 @@ async def up(tmp_path: Path) -> AsyncIterator[Up]:
         yield running
 
 
+async def over_websocket(nats: str, root: str) -> str:
+    """The answer as a page gets it that leaves after two tokens and comes back."""
+    server = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(EXAMPLES / "websocket.py"),
+        nats,
+        "0",
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": root},
+    )
+    assert server.stdout is not None
+    url = json.loads(await server.stdout.readline())["url"]
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Name the capital of France."}], "temperature": 0}
+    text, job, last = "", "", -1
+    try:
+        async with aiohttp.ClientSession() as session:
+            async with session.ws_connect(url) as socket:
+                await socket.send_json(asked)
+                while last < 1:
+                    event = await socket.receive_json()
+                    job = event.get("job", job)
+                    text, last = text + event.get("text", ""), event.get("index", last)
+            async with session.ws_connect(url) as socket:
+                await socket.send_json({"resume": job, "after": last})
+                events = [json.loads(message.data) async for message in socket]
+    finally:
+        server.terminate()
+        await server.communicate()
+    assert events[-1]["type"] == "done"
+    return text + "".join(event.get("text", "") for event in events)
+
+
 @pytest.mark.timeout(240)
 async def test_the_examples(up: Up, tmp_path: Path) -> None:
     """One pipeline for all of them: starting it is what takes time."""
     root = str(EXAMPLES.parents[1])
     assert ANSWER in await output(sys.executable, str(EXAMPLES / "client.py"), up.nats, PYTHONPATH=root)
+    assert await over_websocket(up.nats, root) == ANSWER
     if shutil.which("curl"):
         answer = json.loads(await output("sh", str(EXAMPLES / "poll.sh"), up.http))
         assert answer["choices"][0]["message"]["content"] == ANSWER

@@ -72,7 +72,5 @@ async def test_answers_have_the_shapes_that_it_names(pipeline: Pipeline, stream:
             check(made, content["text/event-stream"]["x-event-data"], json.loads(chunk))
 
 
-
-
 def check(made: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
     jsonschema.Draft202012Validator({**schema, "components": made["components"]}).validate(value)

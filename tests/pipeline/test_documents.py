@@ -23,7 +23,19 @@ from tests.pipeline.tiny import SLUG
 from tests.schemas import bus_documents
 
 MESSAGES = [{"role": "user", "content": "hi"}]
-CHANNELS = {"jobs", "replies", "decode", "beats", "cancels", "drains", "files", "file_parts", "batches", "results", "dead"}
+CHANNELS = {
+    "jobs",
+    "replies",
+    "decode",
+    "beats",
+    "cancels",
+    "drains",
+    "files",
+    "file_parts",
+    "batches",
+    "results",
+    "dead",
+}
 
 
 async def test_every_message_is_as_documented(tiny_pipelines: Pipelines) -> None:
@@ -62,7 +74,9 @@ async def over_nats(pipeline: LocalPipeline) -> None:
     name = await pipeline.submit(prompt="hi", ignore_eos=True)
     await cancel_job(pipeline.bus, "default", name, Cancelled("enough"))
     await pipeline.read(name)
-    listener = DrainListener(pipeline.bus, "some-worker", lambda: DrainReply(process="some-worker", grace_s=1.0, running=0))
+    listener = DrainListener(
+        pipeline.bus, "some-worker", lambda: DrainReply(process="some-worker", grace_s=1.0, running=0)
+    )
     await listener.start()
     await ask_to_drain(pipeline.bus, "some-worker")
     await listener.close()

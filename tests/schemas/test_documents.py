@@ -82,7 +82,9 @@ def test_subjects_are_told_apart(subject: str, name: str) -> None:
     assert channel_of(subject) == name
 
 
-@pytest.mark.parametrize("subject", ["kvrelay.prefill.Acme.tiny.batch", "kvrelay.prefill.a.b.slow", "kvrelay.replies.a.b.c"])
+@pytest.mark.parametrize(
+    "subject", ["kvrelay.prefill.Acme.tiny.batch", "kvrelay.prefill.a.b.slow", "kvrelay.replies.a.b.c"]
+)
 def test_other_subjects_are_none(subject: str) -> None:
     with pytest.raises(LookupError):
         channel_of(subject)
