@@ -88,7 +88,7 @@ class MicroService:
     def __init__(self, bus: Bus, look: Callable[[], tuple[Beat, Tally]]) -> None:
         self._bus = bus
         self._look = look
-        self._started = datetime.now(UTC).isoformat()
+        self._started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         self._version = version("kvrelay")
         self._subscriptions: list[Subscription] = []
 

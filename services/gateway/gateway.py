@@ -48,7 +48,7 @@ class Gateway:
         self._process = process
         self._beats = BeatTable(bus)
         self._catalog = Catalog(texts)
-        self.readiness = Readiness(bus, self._beats, self._catalog)
+        self.readiness = Readiness(bus, self._beats, self._catalog, has_fallback=settings.upstream.fallback)
         self.exchange = Exchange(bus, settings.bus.tenant, process, settings.api.resume_grace_s, self._beats)
         self._watch_answers = WatchAnswers(bus, self.exchange.is_watched)
         requests, api = RequestNames(), settings.api

@@ -12,6 +12,7 @@ from schemas.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
     IdConflict,
+    Internal,
     JobNotFound,
     KvUnavailable,
     ModelNotFound,
@@ -28,7 +29,7 @@ from schemas.openai import ChatRequest, CompletionRequest, ErrorBody
 from schemas.openai_answers import ChatAnswer, ChatChunk, CompletionAnswer, Model, ModelList
 from services.gateway.course import SERVE_HEADER
 from services.gateway.files import PURPOSES, Deleted
-from services.gateway.operation import ANY_ROUTE, EVENTS, JSON, Answer, Errors, Operation, Parameter, json
+from services.gateway.operation import EVENTS, JSON, Answer, Errors, Operation, Parameter, json
 from services.gateway.paging import DEFAULT_LIMIT, MAX_LIMIT, Page
 from services.gateway.readiness import Health, Report
 from services.gateway.refusal import AcceptedRequest
@@ -96,12 +97,10 @@ def _generating(path: str, doc: str, body: Any, whole: Any, chunk: Any) -> Opera
 
 
 def _tgi(path: str, doc: str, answer: Answer) -> Operation:
-    """Errors have the shape of text-generation-inference, and what is wrong with a request is 422."""
-    statuses = {error.http_status for error in (*GENERATING, *ANY_ROUTE)} | {422}
+    """Errors of ours have the shape of text-generation-inference, and what is wrong with a request is 422."""
+    statuses = {error.http_status for error in (*GENERATING, Internal)} - {400} | {422}
     errors = [json(status, "An error.", GenerateError) for status in sorted(statuses)]
-    # HTTP that is none is told in the other shape.
-    broken = json(400, "Not a valid HTTP request.", ErrorBody)
-    return Operation("post", path, doc, (answer, *errors, broken, _LATER), (), (_KEY, _PREFER), GenerateRequest)
+    return Operation("post", path, doc, (answer, *errors, _LATER), (), (_KEY, _PREFER), GenerateRequest)
 
 
 OPERATIONS: list[Operation] = [

@@ -40,16 +40,23 @@ class Health(TypedDict):
 
 
 class Readiness:
-    def __init__(self, bus: Bus, beats: BeatTable, catalog: Catalog) -> None:
+    def __init__(self, bus: Bus, beats: BeatTable, catalog: Catalog, *, has_fallback: bool = False) -> None:
+        """`has_fallback`: somebody else answers what cannot be answered here."""
         self._bus = bus
         self._beats = beats
         self._catalog = catalog
+        self._has_fallback = has_fallback
         self.draining = False
 
     def report(self) -> Report:
-        """`warming` until a prefill and a decode worker of one build of each model take jobs."""
+        """`warming` until a prefill and a decode worker of one build of each model take jobs; `degraded`, where somebody
+        else answers meanwhile."""
         missing, worn = self._missing(), self._worn()
-        state: ProcessState = "warming" if missing else "degraded" if worn else "ok"
+        state: ProcessState = "ok"
+        if missing and not self._has_fallback:
+            state = "warming"
+        elif missing or worn:
+            state = "degraded"
         if self.draining:
             state, missing = "draining", ["the gateway is shutting down", *missing]
         return Report(state=state, reasons=[*missing, *worn], workers=self._workers())

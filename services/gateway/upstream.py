@@ -46,9 +46,7 @@ class UpstreamClient:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=settings.timeout_s)
         self._timeout_s = settings.timeout_s
         # Streams may be many, and each is a connection.
-        self._session = aiohttp.ClientSession(
-            timeout=timeout, connector=aiohttp.TCPConnector(limit=0), auto_decompress=True, trust_env=False
-        )
+        self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
 
     async def close(self) -> None:
         await self._session.close()

@@ -158,8 +158,12 @@ async def test_so_do_those_to_what_is_not_served(make_pipeline: MakePipeline, tm
 async def test_it_answers_while_there_are_no_workers_here(make_pipeline: MakePipeline, other: Pipeline) -> None:
     ours = await make_pipeline(take=None, upstream={"url": other.url, "model": other.model, "fallback": True})
     assert await text_of(await ours.post(ours.chat())) == ("".join(THEIRS), "upstream")
+    async with ours.session.get(ours.url + "/ready") as response:
+        report = await response.json()
+        assert (response.status, report["state"]) == (200, "degraded")
+        assert report["reasons"] == [f"no prefill worker of {ours.model}"]
     keyed = await ours.session.post(
-        ours.url + "/v1/chat/completions", json=ours.chat(), headers={"Idempotency-Key": "may have been begun here"}
+        ours.url + "/v1/chat/completions", json=ours.chat(), headers={"Idempotency-Key": "maybe-begun"}
     )
     assert keyed.status == 503
     await ours.worker.start()
