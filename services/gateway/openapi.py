@@ -1,4 +1,4 @@
-"""The document at /openapi.json: OpenAPI 3.1, made from the table of operations and the types that the code uses."""
+"""The document at /openapi.json: OpenAPI 3.2, made from the table of operations and the types that the code uses."""
 
 from collections import defaultdict
 from importlib.metadata import version
@@ -27,7 +27,7 @@ def document() -> dict[str, Any]:
     for operation in OPERATIONS:
         paths[operation.path][operation.method] = _operation(operation, schemas)
     return {
-        "openapi": "3.1.0",
+        "openapi": "3.2.0",
         "info": {"title": "kvrelay", "version": version("kvrelay"), "description": _ABOUT},
         "paths": dict(paths),
         "components": {"schemas": schemas.components},
@@ -94,12 +94,14 @@ def _answer(answer: Answer, schemas: _Schemas) -> dict[str, Any]:
 
 
 def _content(media: str, kind: Any, schemas: _Schemas) -> dict[str, Any]:
-    """Events are text to OpenAPI 3.1; the shape of their data is told beside it."""
     if kind is None:
         return {"schema": {"type": "string", "contentMediaType": media}}
-    if media == EVENTS:
-        return {"schema": {"type": "string"}, "x-event-data": schemas.of(kind)}
-    return {"schema": schemas.of(kind)}
+    if media != EVENTS:
+        return {"schema": schemas.of(kind)}
+    told = {"contentMediaType": JSON, "contentSchema": {"anyOf": [schemas.of(kind), schemas.of(ErrorBody)]}}
+    data = {"type": "string", "anyOf": [{"const": "[DONE]"}, told]}
+    event = {"data": data, "id": {"type": "string"}, "retry": {"type": "integer"}}
+    return {"itemSchema": {"type": "object", "properties": event, "required": ["data"]}}
 
 
 def _errors(operation: Operation, schemas: _Schemas) -> dict[str, Any]:

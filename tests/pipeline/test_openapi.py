@@ -20,6 +20,7 @@ CONTEXT_TOKENS = 64  # no answer takes long
 
 # A 504 is what a request gets whose own `timeout_s` is over, and they try 1e-10 s.
 CONFIG = """\
+hooks = "tests.pipeline.schemathesis_hooks"
 [checks]
 not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", 504]
 """
@@ -53,6 +54,7 @@ async def schemathesis(url: str, folder: Path, *options: str) -> str:
     command = [str(Path(sys.executable).parent / "schemathesis"), "--config-file", str(config)]
     command += ["run", f"{url}/openapi.json", "--checks", CHECKS, "--seed", "1", *options]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONWARNDEFAULTENCODING"}
+    env["PYTHONPATH"] = str(Path(__file__).parents[2])
     process = await asyncio.create_subprocess_exec(
         *command, cwd=folder, env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
