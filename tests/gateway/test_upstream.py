@@ -14,8 +14,10 @@ import pytest
 from aiohttp import web
 
 from schemas.errors import SetupError
+from services import telemetry
 from services.gateway.aliases import Target, parse_aliases
 from services.gateway.course import SERVE_HEADER, SERVED_BY_HEADER
+from services.settings import Settings
 from tests.gateway.conftest import MakePipeline, Pipeline
 from tests.gateway.scripted_worker import Work, saying, token
 from tests.gateway.sse import parse
@@ -355,3 +357,24 @@ async def test_a_mirror_that_fails_costs_its_client_nothing(
         assert await text_of(await ours.post(ours.chat())) == ("Hello 世界 👋", "here")
         fields = await mirrored(caplog)
     assert (fields["outcome"], fields["error"]) == ("failed", "upstream_unavailable")
+
+
+async def test_metrics_count_both(make_pipeline: MakePipeline, other: Pipeline) -> None:
+    upstream = {"url": other.url, "model": other.model, "share": 1.0, "mirror": 1.0}
+    ours = await make_pipeline(upstream=upstream)
+    telemetry.configure("gateway", "gateway-test", Settings())
+    try:
+        async with ours.post(ours.chat()) as response:
+            assert response.status == 200
+        page = ""
+        async with asyncio.timeout(10):
+            while "kvrelay_mirrored" not in page:  # the comparison is made after the answer
+                async with ours.session.get(telemetry.endpoint()) as response:
+                    page = await response.text()
+    finally:
+        telemetry.shutdown()
+    lines = page.splitlines()
+    assert 'kvrelay_forwarded_total{code="ok",why="share"} 1.0' in lines
+    assert 'kvrelay_mirrored_total{outcome="different"} 1.0' in lines
+    for side in ("here", "upstream"):
+        assert f'kvrelay_mirror_total_seconds_count{{side="{side}"}} 1.0' in lines
