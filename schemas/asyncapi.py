@@ -30,7 +30,7 @@ def asyncapi() -> dict[str, Any]:
     kinds = [kind for channel in CHANNELS for kind in (channel.kind, channel.reply) if kind is not None]
     shapes = [shape for kind in kinds for shape in _shapes(kind)]
     schemas, components = msgspec.json.schema_components(shapes, ref_template="#/components/schemas/{name}")
-    schema_of = {id(shape): schema for shape, schema in zip(shapes, schemas, strict=True)}
+    schema_of = {id(shape): _plain(schema) for shape, schema in zip(shapes, schemas, strict=True)}
     return {
         "asyncapi": "3.0.0",
         "info": {
@@ -98,7 +98,7 @@ def _operations(channel: Channel) -> list[tuple[str, dict[str, Any]]]:
 
 def _file(name: str, kind: Any) -> dict[str, Any]:
     (schema,), components = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
-    return {"$schema": _DIALECT, "$id": f"kvrelay:{name}:{WIRE_VERSION}", **schema, "$defs": _exact(components)}
+    return {"$schema": _DIALECT, "$id": f"kvrelay:{name}:{WIRE_VERSION}", **_plain(schema), "$defs": _exact(components)}
 
 
 def _subjects() -> dict[str, Any]:
@@ -118,6 +118,11 @@ def _exact(components: dict[str, Any]) -> dict[str, Any]:
         one = [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in PROMPTS]
         found["Job"] = {**found["Job"], "oneOf": one}
     return found
+
+
+def _plain(schema: dict[str, Any]) -> dict[str, Any]:
+    """Without OpenAPI's `discriminator`, which neither JSON Schema nor AsyncAPI has; the tags tell all the same."""
+    return {name: value for name, value in schema.items() if name != "discriminator"}
 
 
 def _shapes(kind: Any) -> tuple[Any, ...]:
