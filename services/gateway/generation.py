@@ -25,8 +25,9 @@ from services.gateway.exchange import Exchange, Order
 from services.gateway.inbox import Ended, Inbox
 from services.gateway.readiness import Readiness
 from services.gateway.recall import newest_try
-from services.gateway.refusal import accepted, in_tgi_shape
+from services.gateway.refusal import accepted
 from services.gateway.sides import Sides
+from services.gateway.tgi import in_tgi_shape
 from services.gateway.wishes import Wishes
 from services.openai.answer import Answer
 from services.openai.intake import echoes_of, jobs_of
@@ -81,10 +82,10 @@ class Generation:
         return await self._generate(request, COMPLETIONS)
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        return await in_tgi_shape(self._generate(request, GENERATE))
+        return await in_tgi_shape(request, self._generate(request, GENERATE))
 
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
-        return await in_tgi_shape(self._generate(request, GENERATE_STREAM))
+        return await in_tgi_shape(request, self._generate(request, GENERATE_STREAM))
 
     async def _generate(self, request: web.Request, route: Route) -> web.StreamResponse:
         """Raises `KvrelayError` for whatever goes wrong before the head of the answer is sent."""

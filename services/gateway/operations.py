@@ -197,9 +197,7 @@ OPERATIONS: list[Operation] = [
         (*STORED, TooLarge),
         body=NewBatch,
     ),
-    Operation(
-        "get", "/v1/batches", "Batches.", (json(200, "A page of them.", Page[Batch]),), (BusUnavailable,), _PAGE
-    ),
+    Operation("get", "/v1/batches", "Batches.", (json(200, "A page of them.", Page[Batch]),), (BusUnavailable,), _PAGE),
     Operation("get", "/v1/batches/{id}", "A batch.", (json(200, "The batch.", Batch),), STORED, (_ID,)),
     Operation(
         "post",
@@ -217,4 +215,4 @@ OPERATIONS: list[Operation] = [
         "Whether a request could be answered now.",
         (json(200, "It could.", Report), json(503, "It could not; the reasons say why.", Report)),
     ),
-]  # fmt: skip
+]

@@ -1,16 +1,13 @@
 """Short answers: errors in OpenAI's body with their own status, and where to come back for an answer."""
 
-from collections.abc import Awaitable
 from typing import Literal, TypedDict
 
 import msgspec
 from aiohttp import web
 
 from schemas.errors import KvrelayError
-from schemas.generate import TGI_TYPES, GenerateError
 from schemas.openai import error_body
 from schemas.state import JobState
-from services.gateway.inbox import ClientGone
 
 RETRY_AFTER_S = 1
 
@@ -30,18 +27,6 @@ def refusal(error: KvrelayError, *, status: int | None = None, code: str | None 
     headers = {"Retry-After": str(RETRY_AFTER_S)} if error.retryable else {}
     body = msgspec.json.encode(error_body(error, code=code))
     return web.Response(body=body, status=status or error.http_status, content_type="application/json", headers=headers)
-
-
-async def in_tgi_shape(answering: Awaitable[web.StreamResponse]) -> web.StreamResponse:
-    """The answer; an error before its first byte in the shape that clients of text-generation-inference read."""
-    try:
-        return await answering
-    except ClientGone:
-        raise
-    except KvrelayError as error:
-        status = 422 if error.http_status == 400 else error.http_status
-        body = GenerateError(error.message, TGI_TYPES.get(status, "generation"))
-        return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
 
 
 def accepted(answer_id: str, state: JobState = JobState.QUEUED) -> web.Response:

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from services.bus.connection import Bus
 from tests.chaos.up import Up, running_up
 
 EXAMPLES = Path(__file__).parents[2] / "infra" / "examples"
@@ -63,12 +64,28 @@ async def over_websocket(nats: str, root: str) -> str:
     return text + "".join(event.get("text", "") for event in events)
 
 
+async def as_micro_services(nats: str) -> None:
+    """`nats micro ping`, and `nats micro stats` of what the examples before this have asked for."""
+    told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    async with await Bus.connect(nats) as bus:
+        reply = bus.expect(lambda message: told.put_nowait(json.loads(message.data)) if message is not None else None)
+        await bus.publish("$SRV.PING", reply=reply)
+        found = {one["name"]: one["id"] for one in [await told.get() for _ in range(3)]}
+        assert found.keys() == {"kvrelay-prefill", "kvrelay-decode", "kvrelay-gateway"}
+        for role in ("prefill", "decode"):
+            stats = json.loads((await bus.request(f"$SRV.STATS.kvrelay-{role}")).data)
+            (endpoint,) = stats["endpoints"]
+            assert (stats["id"], endpoint["name"]) == (found[f"kvrelay-{role}"], role)
+            assert endpoint["num_requests"] >= 2 and endpoint["num_errors"] == 0
+
+
 @pytest.mark.timeout(240)
 async def test_the_examples(up: Up, tmp_path: Path) -> None:
     """One pipeline for all of them: starting it is what takes time."""
     root = str(EXAMPLES.parents[1])
     assert ANSWER in await output(sys.executable, str(EXAMPLES / "client.py"), up.nats, PYTHONPATH=root)
     assert await over_websocket(up.nats, root) == ANSWER
+    await as_micro_services(up.nats)
     if shutil.which("curl"):
         answer = json.loads(await output("sh", str(EXAMPLES / "poll.sh"), up.http))
         assert answer["choices"][0]["message"]["content"] == ANSWER

@@ -66,6 +66,8 @@ async def test_the_hub_s_own_client(pipeline: Pipeline, details: bool) -> None:
         ({"inputs": "a", "parameters": {"watermark": True}}, "watermark"),
         ({"inputs": "a", "parameters": {"temperature": 0.0}}, "temperature"),
         ({"inputs": "a" * 200}, "context"),
+        ({"inputs": "\ud800"}, "surrogate"),
+        ({"inputs": "a", "parameters": {"stop": ["\ud800"]}}, "surrogate"),
     ],
 )
 async def test_refusals_have_their_shape(pipeline: Pipeline, body: dict[str, Any], words: str) -> None:
@@ -73,6 +75,13 @@ async def test_refusals_have_their_shape(pipeline: Pipeline, body: dict[str, Any
         told = await response.json()
         assert (response.status, told["error_type"]) == (422, "validation")
         assert words in told["error"]
+
+
+async def test_what_is_worth_another_try_says_when(make_pipeline: MakePipeline) -> None:
+    pipeline = await make_pipeline(take=None)
+    response = await generated(pipeline)
+    assert (response.status, (await response.json())["error_type"]) == (503, "generation")
+    assert response.headers["Retry-After"]
 
 
 async def test_later_errors_too(make_pipeline: MakePipeline) -> None:
