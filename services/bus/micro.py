@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any, get_args
 
 from nats.aio.msg import Msg
@@ -19,6 +18,7 @@ from schemas.beat import Beat
 from schemas.errors import BusUnavailable
 from schemas.micro import EndpointInfo, EndpointStats, Info, Ping, Stats, Verb, service_name, service_subjects
 from schemas.subjects import ALL_WATCHED, Stage, decode_subject, prefill_subject, stream_name
+from schemas.version import own_version
 from schemas.wire import encode
 from services.bus.connection import Bus
 
@@ -89,7 +89,7 @@ class MicroService:
         self._bus = bus
         self._look = look
         self._started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        self._version = version("kvrelay")
+        self._version = own_version()
         self._subscriptions: list[Subscription] = []
 
     async def start(self) -> None:

@@ -1,13 +1,13 @@
 """The document at /openapi.json: OpenAPI 3.2, made from the table of operations and the types that the code uses."""
 
 from collections import defaultdict
-from importlib.metadata import version
 from types import UnionType
 from typing import Any, get_args
 
 import msgspec
 
 from schemas.openai import ErrorBody
+from schemas.version import own_version
 from services.gateway.envelope import REQUEST_ID_HEADER
 from services.gateway.operation import ANY_ROUTE, EVENTS, JSON, Answer, Operation, Parameter
 from services.gateway.operations import OPERATIONS
@@ -28,7 +28,7 @@ def document() -> dict[str, Any]:
         paths[operation.path][operation.method] = _operation(operation, schemas)
     return {
         "openapi": "3.2.0",
-        "info": {"title": "kvrelay", "version": version("kvrelay"), "description": _ABOUT},
+        "info": {"title": "kvrelay", "version": own_version(), "description": _ABOUT},
         "paths": dict(paths),
         "components": {"schemas": schemas.components},
     }

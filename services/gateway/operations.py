@@ -98,7 +98,8 @@ def _generating(path: str, doc: str, body: Any, whole: Any, chunk: Any) -> Opera
 
 def _tgi(path: str, doc: str, answer: Answer) -> Operation:
     """Errors of ours have the shape of text-generation-inference, and what is wrong with a request is 422."""
-    statuses = {error.http_status for error in (*GENERATING, Internal)} - {400} | {422}
+    ours: Errors = (*GENERATING, Internal)
+    statuses = {error.http_status for error in ours} - {400} | {422}
     errors = [json(status, "An error.", GenerateError) for status in sorted(statuses)]
     return Operation("post", path, doc, (answer, *errors, _LATER), (), (_KEY, _PREFER), GenerateRequest)
 
