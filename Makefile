@@ -24,7 +24,7 @@ help:
 	@echo "make chaos     500 jobs under random faults, a soak, kills: about an hour; ARGS=\"--seed 7\" repeats a run"
 	@echo "make check     format, lint, types, architecture"
 	@echo "make format    rewrite files in the house format"
-	@echo "make readme    write the table of settings into README.md"
+	@echo "make readme    write the table of settings into README.md, and the schemas of messages into infra/schemas"
 	@echo "make setup     only set up .venv"
 
 setup: $(STAMP)
@@ -75,6 +75,7 @@ format: $(STAMP)
 
 readme: $(STAMP)
 	$(BIN)/kvrelay config table --update README.md
+	$(BIN)/kvrelay schemas --write infra/schemas
 
 clean:
 	rm -rf .venv build kernels/native/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

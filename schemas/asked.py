@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-RouteName = Literal["chat", "completions"]
+RouteName = Literal["chat", "completions", "generate"]
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

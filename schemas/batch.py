@@ -84,6 +84,31 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     error_bytes: int = 0
 
 
+class LineResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """`body`: OpenAI's answer, or its error object."""
+
+    status_code: int
+    request_id: str
+    body: dict[str, Any]
+
+
+class LineError(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a line was not run."""
+
+    code: str
+    message: str
+    line: int
+
+
+class LineResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a line: OpenAI's line of an output or error file, and the payload of a result on the bus."""
+
+    id: str
+    custom_id: str | None
+    response: LineResponse | None
+    error: LineError | None
+
+
 class NewBatch(msgspec.Struct, frozen=True, kw_only=True):
     """POST /v1/batches."""
 

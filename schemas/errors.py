@@ -180,6 +180,20 @@ class BuildGone(Unavailable):
     code = "build_gone"
 
 
+class UpstreamUnavailable(KvrelayError):
+    """The server that requests are forwarded to is down, broke off, or answered what is no answer."""
+
+    code = "upstream_unavailable"
+    http_status = 502
+    retryable = True
+
+
+class UpstreamTimeout(KvrelayError):
+    code = "upstream_timeout"
+    http_status = 504
+    retryable = True
+
+
 class DeadlineExceeded(KvrelayError):
     code = "deadline_exceeded"
     http_status = 504

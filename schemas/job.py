@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from schemas.errors import InvalidRequest
-from schemas.subjects import check_job_id
+from schemas.subjects import JOB_ID, check_job_id
 from schemas.wire import WIRE_VERSION, decode_versioned
 
 MAX_TIMEOUT_S = 3600.0
@@ -16,6 +16,7 @@ MAX_STOPS = 16
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 MAX_METADATA_BYTES = 64 * 1024
+PROMPTS = ("prompt", "messages", "prompt_token_ids")  # a job has exactly one of them
 
 Role = Literal["system", "developer", "user", "assistant"]
 OnDisconnect = Literal["continue", "cancel"]
@@ -57,11 +58,13 @@ class Job(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     v: int = WIRE_VERSION
-    id: str | None = None
+    id: Annotated[str, Meta(extra_json_schema={"pattern": f"^{JOB_ID}$"})] | None = None
     model: str | None = None
-    prompt: str | None = None
-    messages: list[Message] | None = None
-    prompt_token_ids: list[Annotated[int, Meta(ge=0, lt=2**32)]] | None = None
+    prompt: Annotated[str, Meta(extra_json_schema={"minLength": 1})] | None = None
+    messages: Annotated[list[Message], Meta(extra_json_schema={"minItems": 1})] | None = None
+    prompt_token_ids: (
+        Annotated[list[Annotated[int, Meta(ge=0, lt=2**32)]], Meta(extra_json_schema={"minItems": 1})] | None
+    ) = None
     ttft_timeout_s: Annotated[float, Meta(gt=0.0)] | None = None
     timeout_s: Annotated[float, Meta(gt=0.0, le=MAX_TIMEOUT_S)] | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] = ""
@@ -72,7 +75,7 @@ class Job(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.id is not None:
             check_job_id(self.id)
-        given = [name for name in ("prompt", "messages", "prompt_token_ids") if getattr(self, name) is not None]
+        given = [name for name in PROMPTS if getattr(self, name) is not None]
         if len(given) != 1:
             raise InvalidRequest(
                 f"give exactly one of prompt, messages and prompt_token_ids, got {', '.join(given) or 'none'}",

@@ -5,7 +5,7 @@ knows is ignored unless the caller of `parse_chat` or `parse_completion` asks fo
 """
 
 import re
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypedDict, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -207,7 +207,18 @@ def _field_of(path: str | None) -> str | None:
     return path.partition("[")[0]
 
 
-def error_body(error: KvrelayError, *, code: str | None = None) -> dict[str, Any]:
+class ErrorObject(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(TypedDict):
+    error: ErrorObject
+
+
+def error_body(error: KvrelayError, *, code: str | None = None) -> ErrorBody:
     """OpenAI's error object, `{"error": {...}}`. What it quotes of a broken request is made text again."""
     message = error.message.encode("utf-8", "replace").decode("utf-8")
     param = error.param.encode("utf-8", "replace").decode("utf-8") if error.param is not None else None

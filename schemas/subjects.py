@@ -42,8 +42,11 @@ ALL_CANCELS = "kvrelay.cancel.*.*"
 ALL_WATCHED = "kvrelay.watched.*.*"
 ALL_BEATS = "kvrelay.beat.*"
 
-_SLUG = re.compile(r"[a-z0-9-]{1,64}")
-_JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+SLUG = r"[a-z0-9-]{1,64}"
+JOB_ID = r"[A-Za-z0-9_-]{1,64}"
+
+_SLUG = re.compile(SLUG)
+_JOB_ID = re.compile(JOB_ID)
 
 
 class Lane(enum.StrEnum):
@@ -79,15 +82,16 @@ def model_slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", tail).strip("-")[:64] or "model"
 
 
-def prefill_subject(tenant: str, model: str, lane: Lane) -> str:
+def prefill_subject(tenant: str, model: str, lane: Lane | str) -> str:
+    """A lane, here and below, or `*` for all of them."""
     return f"kvrelay.prefill.{tenant}.{model}.{lane}"
 
 
-def rework_subject(model: str, build: str, lane: Lane) -> str:
+def rework_subject(model: str, build: str, lane: Lane | str) -> str:
     return f"kvrelay.rework.{model}.{build}.{lane}"
 
 
-def decode_subject(model: str, build: str, lane: Lane) -> str:
+def decode_subject(model: str, build: str, lane: Lane | str) -> str:
     return f"kvrelay.decode.{model}.{build}.{lane}"
 
 
@@ -99,13 +103,13 @@ def dead_subject(tenant: str, job: str) -> str:
     return f"kvrelay.dead.{tenant}.{job}"
 
 
-def result_subject(tenant: str, batch: str, line: int) -> str:
+def result_subject(tenant: str, batch: str, line: int | str) -> str:
     return f"kvrelay.results.{tenant}.{batch}.{line}"
 
 
 def results_subject(tenant: str, batch: str) -> str:
     """All results of a batch."""
-    return f"kvrelay.results.{tenant}.{batch}.*"
+    return result_subject(tenant, batch, "*")
 
 
 def file_subject(tenant: str, file: str, part: int | str) -> str:

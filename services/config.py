@@ -217,6 +217,10 @@ _RULES: list[tuple[str, str, Callable[[Any, Any], bool], str]] = [
     ("scheduler.token_budget", "scheduler.chunk_tokens", lambda a, b: a >= b, "must be at least"),
     ("kv.partial_ttl_s", "kv.ttl_s", lambda a, b: a <= b, "must be at most"),
     ("api.max_body_bytes", "bus.max_payload_bytes", lambda a, b: a < b, "must be below"),
+    *(
+        (f"upstream.{name}", "upstream.url", lambda a, b: not a or b != "", "needs the server of")
+        for name in ("share", "mirror", "fallback")
+    ),
     ("bus.replicas", "bus.url", lambda a, b: a == 1 or b != "", "needs a cluster, not the embedded server of"),
 ]
 

@@ -145,12 +145,33 @@ class Bus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     replicas: Annotated[Literal[1, 3, 5], key("copies of each stream in a NATS cluster")] = 1
 
 
+class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    url: Annotated[
+        str, key("OpenAI-compatible server that the gateway may send requests to, like `http://host:8000`; empty: none",
+                 pattern=r"^$|^https?://[^/]")
+    ] = ""  # fmt: skip
+    api_key_file: Annotated[str, key("file with the key that it wants; clients' own keys are never sent there")] = ""
+    model: Annotated[str, key("what it calls the model; empty: what the client calls it")] = ""
+    share: Annotated[float, key("part of the requests that it answers", ge=0.0, le=1.0)] = 0.0
+    mirror: Annotated[
+        float,
+        key("part of the requests that the other side answers, too, for a comparison in the log", ge=0.0, le=1.0),
+    ] = 0.0
+    fallback: Annotated[bool, key("it answers while a model has no workers here")] = False
+    aliases: Annotated[
+        str,
+        key("names of models by weight, like `fast=smollm2-135m-instruct@9,upstream/gpt-x@1 big=upstream/gpt-y`"),
+    ] = ""
+    timeout_s: Annotated[float, key("longest silence of it before 504 `upstream_timeout`", "s", gt=0.0)] = 60.0
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     compute: Compute = Compute()
     scheduler: Scheduler = Scheduler()
     kv: Kv = Kv()
     api: Api = Api()
     bus: Bus = Bus()
+    upstream: Upstream = Upstream()
 
 
 class Key(NamedTuple):

@@ -3,6 +3,7 @@
 A gateway answers for the jobs that its clients follow. One that does not, or is gone, says nothing.
 """
 
+import time
 from collections.abc import Callable
 
 from nats.aio.msg import Msg
@@ -11,6 +12,7 @@ from nats.aio.subscription import Subscription
 from schemas.errors import BusUnavailable
 from schemas.subjects import ALL_WATCHED, job_of_subject, watched_subject
 from services.bus.connection import Bus
+from services.bus.micro import Tally
 
 ANSWER_S = 0.5
 
@@ -32,6 +34,7 @@ class WatchAnswers:
         self._bus = bus
         self._is_watched = is_watched
         self._subscription: Subscription | None = None
+        self.tally = Tally()
 
     async def start(self) -> None:
         self._subscription = await self._bus.subscribe(ALL_WATCHED, self._on_message)
@@ -41,5 +44,7 @@ class WatchAnswers:
             await self._bus.unsubscribe(self._subscription)
 
     async def _on_message(self, message: Msg) -> None:
+        began_ns = time.perf_counter_ns()
         if self._is_watched(*job_of_subject(message.subject)):
             await self._bus.publish(message.reply, self._bus.name.encode())
+            self.tally.note("watched", began_ns)

@@ -28,6 +28,7 @@ _COMMANDS = {
     "kv": "services.cli.kv:kv",
     "model": "services.cli.model:model",
     "config": "services.cli.show_config:config",
+    "schemas": "services.cli.schemas:schemas",
     "doctor": "services.cli.doctor:doctor",
     "tune": "services.cli.tune:tune",
     "bench": "services.cli.bench:bench",
@@ -52,6 +53,7 @@ Examples:
   kvrelay restart                            replace all workers, without a gap
   kvrelay tune                               measure the scheduler's settings here, and keep the best
   kvrelay config show                        every setting, and where it comes from
+  kvrelay schemas job                        the JSON Schema of a job
   kvrelay doctor                             what is missing here, and how to get it
 """
 

@@ -17,6 +17,14 @@ class Catalog:
         self.models = {text.slug: text for text in names.values()}
         self._created = int(time.time())
 
+    @property
+    def default(self) -> str:
+        """For routes whose requests name no model."""
+        return next(iter(self.models))
+
+    def has(self, name: str) -> bool:
+        return name in self._names
+
     def find(self, name: str) -> TextModel:
         """Raises `ModelNotFound`."""
         found = self._names.get(name)

@@ -57,6 +57,10 @@ class EventStream:
     async def keep_alive(self) -> None:
         await self._write(_COMMENT)
 
+    async def pass_on(self, data: bytes) -> None:
+        """A part of somebody else's stream, as it is."""
+        await self._write(data)
+
     async def finish(self, chunks: Sequence[Chunk]) -> None:
         """The last chunks: of an answer that went well, with [DONE] at their end; or what went wrong."""
         await self.send(chunks)

@@ -1,10 +1,11 @@
 """`/v1/files`: OpenAI's, for batches. What is uploaded goes to the broker as it comes."""
 
 from collections.abc import AsyncIterator
-from typing import cast
+from typing import Literal, TypedDict, cast
 
 import msgspec
 from aiohttp import BodyPartReader, MultipartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from schemas.errors import InvalidRequest, KvrelayError
 from services.batch.shelf import Shelf
@@ -18,6 +19,12 @@ MAX_FIELD_BYTES = 1024
 PART_BYTES = 65_536
 
 
+class Deleted(TypedDict):
+    id: str
+    object: Literal["file"]
+    deleted: Literal[True]
+
+
 class Files:
     def __init__(self, shelf: Shelf, api: Api) -> None:
         self._shelf = shelf
@@ -29,7 +36,7 @@ class Files:
             raise InvalidRequest("Content-Type must be multipart/form-data")
         try:
             return _json(await self._stored(await request.multipart()))
-        except (ValueError, web.RequestPayloadError) as error:
+        except (ValueError, web.RequestPayloadError, HttpProcessingError) as error:
             raise InvalidRequest("the body is no multipart/form-data") from error
 
     async def _stored(self, reader: MultipartReader) -> object:
@@ -65,7 +72,8 @@ class Files:
     async def remove(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]
         await self._shelf.remove_file(name)
-        return _json({"id": name, "object": "file", "deleted": True})
+        gone: Deleted = {"id": name, "object": "file", "deleted": True}
+        return _json(gone)
 
     async def content(self, request: web.Request) -> web.StreamResponse:
         """Raises `JobNotFound` or `BusUnavailable` before the first byte; later the connection is cut."""

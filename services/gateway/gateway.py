@@ -16,6 +16,7 @@ from services.batch.shelf import Shelf
 from services.batch.throttle import Throttle
 from services.bus.beats import BeatPublisher, BeatTable
 from services.bus.connection import Bus
+from services.bus.micro import MicroService
 from services.bus.watchers import WatchAnswers
 from services.gateway.batches import Batches
 from services.gateway.catalog import Catalog
@@ -27,6 +28,7 @@ from services.gateway.readiness import Readiness
 from services.gateway.reaper import Reaper
 from services.gateway.requests import Requests
 from services.gateway.routes import Routes
+from services.gateway.sides import Sides
 from services.openai.request_names import RequestNames
 from services.openai.token_names import TokenNames
 from services.settings import Settings
@@ -46,17 +48,21 @@ class Gateway:
         self._process = process
         self._beats = BeatTable(bus)
         self._catalog = Catalog(texts)
-        self.readiness = Readiness(bus, self._beats, self._catalog)
+        self.readiness = Readiness(bus, self._beats, self._catalog, has_fallback=settings.upstream.fallback)
         self.exchange = Exchange(bus, settings.bus.tenant, process, settings.api.resume_grace_s, self._beats)
         self._watch_answers = WatchAnswers(bus, self.exchange.is_watched)
         requests, api = RequestNames(), settings.api
         names = {slug: TokenNames(text.tokenizer) for slug, text in self._catalog.models.items()}
-        self._generation = Generation(api, self._catalog, self.readiness, self.exchange, requests, bus, names)
+        self._sides = Sides(settings, self._catalog, self.readiness)
+        self._generation = Generation(
+            api, self._catalog, self.readiness, self.exchange, requests, bus, names, self._sides
+        )
         self._requests = Requests(api, bus, self.exchange, requests, names)
         self._shelf = Shelf(bus, settings.bus.tenant)
         throttle = Throttle(self._beats, set(self._catalog.models))
         self._setting = Setting(bus, settings.bus.tenant, self._catalog.find, names, throttle, api.strict)
         self._publisher = BeatPublisher(bus, self._beat)
+        self._service = MicroService(bus, lambda: (self._beat(), self._watch_answers.tally))
         self._stopped = False
         self._runner: GatewayRunner | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -65,8 +71,10 @@ class Gateway:
     async def start(self) -> None:
         """Opens the port; `url` says which. Raises `SetupError` if it is taken."""
         api = self._settings.api
+        self._sides.start()
         await self._beats.start()
         await self._watch_answers.start()
+        await self._service.start()
         await self._publisher.start()
         self._tasks.append(asyncio.create_task(Reaper(self.exchange, self.readiness).run(), name="reaper"))
         keeper = BatchKeeper(self._setting, self._shelf, self._beats, self._process)
@@ -102,8 +110,10 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._sides.close()
         self._stopped = True
         await self._publisher.close()
+        await self._service.close()
         await self._watch_answers.close()
         await self._beats.close()
 

@@ -1,7 +1,7 @@
 """OpenAI's lists: `limit`, `after` and `order`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Generic, Literal, TypedDict, TypeVar
 
 from schemas.errors import InvalidRequest
 
@@ -11,7 +11,15 @@ DEFAULT_LIMIT = 20
 T = TypeVar("T")
 
 
-def page(newest_first: Sequence[T], query: Mapping[str, str], id_of: Callable[[T], str]) -> dict[str, Any]:
+class Page(TypedDict, Generic[T]):
+    object: Literal["list"]
+    data: Sequence[T]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+def page(newest_first: Sequence[T], query: Mapping[str, str], id_of: Callable[[T], str]) -> Page[T]:
     """Raises `InvalidRequest`."""
     limit, order = query.get("limit", str(DEFAULT_LIMIT)), query.get("order", "desc")
     if not limit.isdecimal() or not 1 <= int(limit) <= MAX_LIMIT:

@@ -1,5 +1,7 @@
 """Whether a request could be answered now, and if not, what is missing."""
 
+from typing import TypedDict
+
 import msgspec
 
 from schemas.beat import BEAT_INTERVAL_S, WORKER_ROLES, Beat, ProcessRole, ProcessState
@@ -24,17 +26,37 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return self.state in _TAKES_JOBS
 
 
+class Health(TypedDict):
+    """Body of /health. The last three are the report's."""
+
+    status: str
+    process: str
+    uptime_s: float
+    models: list[str]
+    open_requests: int
+    state: ProcessState
+    reasons: list[str]
+    workers: dict[str, dict[str, int]]
+
+
 class Readiness:
-    def __init__(self, bus: Bus, beats: BeatTable, catalog: Catalog) -> None:
+    def __init__(self, bus: Bus, beats: BeatTable, catalog: Catalog, *, has_fallback: bool = False) -> None:
+        """`has_fallback`: somebody else answers what cannot be answered here."""
         self._bus = bus
         self._beats = beats
         self._catalog = catalog
+        self._has_fallback = has_fallback
         self.draining = False
 
     def report(self) -> Report:
-        """`warming` until a prefill and a decode worker of one build of each model take jobs."""
+        """`warming` until a prefill and a decode worker of one build of each model take jobs; `degraded` if somebody
+        else answers meanwhile."""
         missing, worn = self._missing(), self._worn()
-        state: ProcessState = "warming" if missing else "degraded" if worn else "ok"
+        state: ProcessState = "ok"
+        if missing and not self._has_fallback:
+            state = "warming"
+        elif missing or worn:
+            state = "degraded"
         if self.draining:
             state, missing = "draining", ["the gateway is shutting down", *missing]
         return Report(state=state, reasons=[*missing, *worn], workers=self._workers())
@@ -51,6 +73,10 @@ class Readiness:
         patience_s = max(timeout_s, 1.5 * BEAT_INTERVAL_S - self._beats.listening_s)
         if not await self._beats.wait_for(lambda _: self._missing_role(slug) is None, patience_s):
             raise NoWorker(f"no {self._missing_role(slug)} worker of {slug} is running: try again later")
+
+    def takes(self, slug: str) -> bool:
+        """Whether a request for the model would be taken at once."""
+        return not self.draining and self._bus.connected and self._missing_role(slug) is None
 
     def can_end(self, slug: str, build: str, has_token: bool) -> bool:
         """Whether workers live, in whatever state, that can end a job which `build` ("": nobody yet) has begun.

@@ -1,5 +1,7 @@
 """Short answers: errors in OpenAI's body with their own status, and where to come back for an answer."""
 
+from typing import Literal, TypedDict
+
 import msgspec
 from aiohttp import web
 
@@ -8,6 +10,16 @@ from schemas.openai import error_body
 from schemas.state import JobState
 
 RETRY_AFTER_S = 1
+
+
+class AcceptedRequest(TypedDict):
+    """Body of a 202; `answer` and `events` are where to come back."""
+
+    id: str
+    object: Literal["request"]
+    state: JobState
+    answer: str
+    events: str
 
 
 def refusal(error: KvrelayError, *, status: int | None = None, code: str | None = None) -> web.Response:
@@ -20,7 +32,12 @@ def refusal(error: KvrelayError, *, status: int | None = None, code: str | None 
 def accepted(answer_id: str, state: JobState = JobState.QUEUED) -> web.Response:
     """202: the request goes on without its client (RFC 7240, section 4.1)."""
     place = f"/v1/requests/{answer_id}"
-    told = {"id": answer_id, "object": "request", "state": state, "answer": f"{place}/answer"}
+    body: AcceptedRequest = {
+        "id": answer_id,
+        "object": "request",
+        "state": state,
+        "answer": f"{place}/answer",
+        "events": f"{place}/events",
+    }
     headers = {"Location": place, "Preference-Applied": "respond-async", "Retry-After": str(RETRY_AFTER_S)}
-    body = msgspec.json.encode({**told, "events": f"{place}/events"})
-    return web.Response(body=body, status=202, content_type="application/json", headers=headers)
+    return web.Response(body=msgspec.json.encode(body), status=202, content_type="application/json", headers=headers)

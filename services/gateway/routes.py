@@ -7,13 +7,15 @@ import msgspec
 from aiohttp import web
 
 from schemas.openai_answers import ModelList
+from schemas.wire import encode
 from services.bus.beats import BeatTable
 from services.gateway.batches import Batches
 from services.gateway.catalog import Catalog
 from services.gateway.envelope import envelope
 from services.gateway.files import Files
 from services.gateway.generation import Generation
-from services.gateway.readiness import Readiness
+from services.gateway.openapi import document
+from services.gateway.readiness import Health, Readiness
 from services.gateway.requests import Requests
 
 
@@ -27,6 +29,7 @@ class Routes:
         self._readiness = readiness
         self._generation = generation
         self._started_s = time.monotonic()
+        self._document = b""
 
     def application(self, requests: Requests, files: Files, batches: Batches) -> web.Application:
         app = web.Application(middlewares=[envelope])
@@ -34,6 +37,8 @@ class Routes:
             [
                 web.post("/v1/chat/completions", self._generation.chat),
                 web.post("/v1/completions", self._generation.completions),
+                web.post("/generate", self._generation.generate),
+                web.post("/generate_stream", self._generation.generate_stream),
                 web.get("/v1/models", self.models),
                 web.get("/v1/models/{model:.+}", self.model),
                 web.get("/v1/requests/{id}", requests.show),
@@ -49,6 +54,7 @@ class Routes:
                 web.get("/v1/batches", batches.index),
                 web.get("/v1/batches/{id}", batches.show),
                 web.post("/v1/batches/{id}/cancel", batches.cancel),
+                web.get("/openapi.json", self.document),
                 web.get("/health", self.health),
                 web.get("/ready", self.ready),
             ]
@@ -64,18 +70,22 @@ class Routes:
     async def health(self, request: web.Request) -> web.Response:
         """200 while the process lives, whatever the rest of the pipeline does."""
         report = self._readiness.report()
-        return _json(
-            {
-                "status": "ok",
-                "process": self._process,
-                "uptime_s": round(time.monotonic() - self._started_s, 3),
-                "models": list(self._catalog.models),
-                "open_requests": self._generation.num_open,
-                "state": report.state,
-                "reasons": report.reasons,
-                "workers": report.workers,
-            }
-        )
+        health: Health = {
+            "status": "ok",
+            "process": self._process,
+            "uptime_s": round(time.monotonic() - self._started_s, 3),
+            "models": list(self._catalog.models),
+            "open_requests": self._generation.num_open,
+            "state": report.state,
+            "reasons": report.reasons,
+            "workers": report.workers,
+        }
+        return _json(health)
+
+    async def document(self, request: web.Request) -> web.Response:
+        """This API in OpenAPI's words; made once, when somebody first asks."""
+        self._document = self._document or encode(document())
+        return web.Response(body=self._document, content_type="application/json")
 
     async def ready(self, request: web.Request) -> web.Response:
         report = self._readiness.report()

@@ -17,6 +17,7 @@ from schemas.events import Accepted, Done, Event, Finish, Start, Token
 from schemas.openai import error_body
 from schemas.openai_answers import FinishReason, Usage
 from services.openai import position
+from services.openai.observed import Observed
 from services.openai.position import DONE_SAID, ERROR_SAID, USAGE_SAID, Position
 
 DONE = b"[DONE]"
@@ -61,8 +62,11 @@ Placed = tuple[Choice, int, msgspec.Struct]
 class Shape(Protocol):
     """How one route spells an answer. Each chunk method returns None where the route has nothing to say.
 
-    `with_usage`: every chunk but the last has `"usage": null`, since the client asked for usage.
+    `with_usage`: every chunk but the last has `"usage": null`, since the client asked for usage. `has_marker`: a stream
+    ends with [DONE].
     """
+
+    has_marker: bool
 
     def opening(self, choice: Choice) -> msgspec.Struct | None: ...
     def piece(self, choice: Choice, text: str, token: Token | None) -> msgspec.Struct: ...
@@ -103,6 +107,7 @@ class Answer:
         self._choices = [Choice(index) for index in range(num_jobs * n)]
         self._position = seen or Position.start(num_jobs * n)
         self._usage: list[events.Usage] = []
+        self._first_token_s: float | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -121,6 +126,15 @@ class Answer:
     @property
     def num_tokens(self) -> int:
         return sum(part.completion_tokens for part in self._usage)
+
+    def observe(self, observed: Observed) -> None:
+        """Writes down what has been said, for a comparison."""
+        observed.texts = {choice.index: choice.text for choice in self._choices}
+        observed.reasons = {choice.index: choice.reason for choice in self._choices} if self.is_complete else {}
+        observed.num_tokens = self.num_tokens
+        observed.error = "" if self.is_complete else "incomplete"
+        if self._first_token_s is not None:
+            observed.first_s = self._first_token_s - observed.began_s
 
     def add(self, arrived: Iterable[tuple[int, Event]]) -> list[Chunk]:
         """The chunks that these events, each with the number of its job, are worth."""
@@ -148,7 +162,8 @@ class Answer:
         if self._with_usage and self._position.tail < USAGE_SAID:
             usage = _encoder.encode(self._shape.usage(Usage.of(self._usage)))
             found.append(Chunk(self._reached_tail(USAGE_SAID), usage))
-        return [*found, Chunk(self._reached_tail(DONE_SAID), DONE)]
+        reached = self._reached_tail(DONE_SAID)
+        return [*found, Chunk(reached, DONE)] if self._shape.has_marker else found
 
     def failure(self, error: KvrelayError) -> Chunk:
         """What takes the place of an ending where the request has ended with an error."""
@@ -203,6 +218,8 @@ class Answer:
         return [(choice, position.OPENED, chunk) for choice, chunk in openings if chunk is not None]
 
     def _token(self, choice: Choice, event: Token) -> list[Placed]:
+        if self._first_token_s is None:
+            self._first_token_s = time.monotonic()
         at = position.of_token(event.index)
         if not self._logprobs or event.logprobs is None:
             return self._say(choice, at, event.text)

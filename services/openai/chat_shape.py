@@ -21,6 +21,8 @@ from services.openai.token_names import TokenNames
 
 
 class ChatShape:
+    has_marker = True
+
     def __init__(self, head: Head, names: TokenNames, with_usage: bool) -> None:
         self._head = head
         self._names = names

@@ -1,13 +1,16 @@
 """What differs between the routes that generate, and how an answer is spelled again from what its jobs keep of it."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from schemas.asked import Asked, RouteName
+from schemas.generate import parse_generate
 from schemas.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from services.openai.answer import Answer, Head, Shape
 from services.openai.chat_shape import ChatShape
 from services.openai.completion_shape import CompletionShape
+from services.openai.generate_shape import GenerateShape
 from services.openai.position import Position
 from services.openai.token_names import TokenNames
 
@@ -21,7 +24,9 @@ class Route(NamedTuple):
 
 CHAT = Route("chat", parse_chat, ChatShape, "chatcmpl-")
 COMPLETIONS = Route("completions", parse_completion, CompletionShape, "cmpl-")
-ROUTES: dict[str, Route] = {route.name: route for route in (CHAT, COMPLETIONS)}
+GENERATE = Route("generate", parse_generate, GenerateShape, "req-")
+GENERATE_STREAM = GENERATE._replace(parse=partial(parse_generate, stream=True))
+ROUTES: dict[str, Route] = {route.name: route for route in (CHAT, COMPLETIONS, GENERATE)}
 
 
 def answer_to(asked: Asked, model: str, names: TokenNames, last_event_id: str = "") -> Answer:

@@ -19,6 +19,7 @@ from services import telemetry
 from services.bus.beats import BeatPublisher, BeatTable
 from services.bus.connection import Bus
 from services.bus.drain import DrainListener
+from services.bus.micro import MicroService, Tally
 from services.bus.streams import set_up
 from services.settings import Settings
 from services.worker.build_check import wait_for_place
@@ -65,8 +66,8 @@ class _Life:
             asyncio.get_running_loop().add_signal_handler(number, self._leave)
         async with await Bus.connect(bus_url, self._beat.process, self._settings.bus) as bus:
             beats, ear = BeatTable(bus), DrainListener(bus, self._beat.process, self._on_drain)
-            publisher = BeatPublisher(bus, self._now)
-            for part in (beats, ear, publisher):
+            service, publisher = MicroService(bus, self._look), BeatPublisher(bus, self._now)
+            for part in (beats, ear, service, publisher):  # whoever hears the first beat may ask at once
                 await part.start()
             serving = asyncio.create_task(self._serve(bus, beats, publisher, make_role, rolling))
             stopping = asyncio.create_task(self._stop.wait())
@@ -79,7 +80,7 @@ class _Life:
                 self._beat = replace(self._now(), state="stopped")  # also when it fails: nobody need wait for it
                 self._worker = None
                 stopping.cancel()
-                for part in (publisher, ear, beats):
+                for part in (publisher, service, ear, beats):
                     await part.close()
 
     async def _serve(
@@ -115,6 +116,9 @@ class _Life:
         self._leave()
         grace_s = self._settings.scheduler.grace_s
         return DrainReply(process=self._beat.process, grace_s=grace_s, running=self._now().running)
+
+    def _look(self) -> tuple[Beat, Tally]:
+        return self._now(), self._worker.tally if self._worker is not None else Tally()
 
     def _now(self) -> Beat:
         beat = self._worker.beat() if self._worker is not None else self._beat

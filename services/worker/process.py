@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
@@ -24,6 +25,7 @@ from services.bus.delivery import run as run_delivery
 from services.bus.depth import num_unsettled
 from services.bus.history import read_all
 from services.bus.jetstream import Refused
+from services.bus.micro import Tally
 from services.bus.queue import WorkQueue
 from services.bus.streams import Source
 from services.engine.batch import Batch
@@ -79,6 +81,7 @@ class WorkerProcess:
     def __init__(self, process: str, runtime: Runtime, bus: Bus, beats: BeatTable, role: Role[Any]) -> None:
         self.process = process
         self.state: ProcessState = "ok"
+        self.tally = Tally()
         self._runtime = runtime
         self._bus = bus
         self._beats = beats
@@ -242,17 +245,20 @@ class WorkerProcess:
 
     async def _perform(self, run: JobRun, work: Coroutine[Any, Any, None]) -> None:
         telemetry.job_started(tenant=run.tenant, job=run.job, stage=self._role.name)
-        code = "abandoned"
+        code, began_ns, failed = "abandoned", time.perf_counter_ns(), False
         try:
             await run.work(work)
             code = "ok"
         except KvrelayError as error:
             code = error.code
             self._alibis.note(run, error)
-            if error.settle in (Settle.ACK, Settle.DEAD_LETTER) and not isinstance(error, IdConflict):
+            failed = error.settle in (Settle.ACK, Settle.DEAD_LETTER)
+            if failed and not isinstance(error, IdConflict):
                 await run.end(error)
             raise
         finally:
+            stage = Stage.DECODE if run.stage is Stage.DECODE else Stage.PREFILL
+            self.tally.note(stage, began_ns, code if failed else "")
             telemetry.job_ended(tenant=run.tenant, job=run.job, code=code, stage=self._role.name)
 
     async def _work(self, run: JobRun, address: Address, permit: Permit, prepared: Awaitable[Any]) -> None:

@@ -13,8 +13,9 @@ async def test_who_has_the_job_answers(bus: Bus, make_bus: MakeBus, server: Nats
         WatchAnswers(first, lambda tenant, name: False),
         WatchAnswers(second, lambda tenant, name: (tenant, name) == ("default", job)),
     ]
-    for answer in answers:
+    for answer, theirs in zip(answers, (first, second), strict=True):
         await answer.start()
+        await theirs.request("$JS.API.INFO")  # the broker has their subscriptions
     assert await watcher_of(bus, "default", job) == second.name
     assert await watcher_of(bus, "acme", job) is None, "another tenant's job of that id"
     for answer in answers:

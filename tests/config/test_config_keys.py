@@ -35,6 +35,15 @@ def test_every_error_code_is_in_the_readme_with_its_status() -> None:
     assert [row for row in missing if row not in page] == []
 
 
+def test_the_examples_in_the_readme_can_be_loaded(tmp_path: Path) -> None:
+    blocks = README.read_text(encoding="utf-8").split("```toml\n")[1:]
+    assert blocks
+    for block in blocks:
+        file = tmp_path / "kvrelay.toml"
+        file.write_text(block.partition("```")[0], encoding="utf-8")
+        assert config.load(file, env={}) != config.Settings()
+
+
 def test_a_page_without_a_place_for_the_table_is_refused() -> None:
     with pytest.raises(SetupError, match="no place for the table"):
         config_table.updated("# something else")

@@ -109,6 +109,8 @@ def test_an_unknown_override_is_named() -> None:
         ({"kv.partial_ttl_s": 1e6}, r"partial_ttl_s .* must be at most kv\.ttl_s"),
         ({"api.max_body_bytes": 8_388_608}, r"max_body_bytes .* must be below bus\.max_payload_bytes"),
         ({"bus.replicas": 3}, r"bus\.replicas = 3 .* needs a cluster"),
+        ({"upstream.share": 0.5}, r"upstream\.share = 0\.5 .* needs the server of upstream\.url"),
+        ({"upstream.fallback": True}, r"upstream\.fallback = True .* needs the server"),
     ],
 )
 def test_contradictions_are_named_with_both_keys(overrides: dict[str, object], words: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from services.bus.connection import Bus
 from services.bus.server import NatsServer
 from services.gateway.gateway import Gateway
-from services.settings import Api, Settings
+from services.settings import Api, Settings, Upstream
 from services.settings import Bus as BusSettings
 from tests.gateway.scripted_worker import ScriptedWorker
 from tests.gateway.tiny_model import tiny_text
@@ -56,12 +56,22 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
 
 @pytest.fixture
 async def make_pipeline(server: NatsServer) -> AsyncIterator[MakePipeline]:
-    """`take` False: the worker beats and takes nothing; None: there is none. Other keywords are keys of [api]."""
+    """`take` False: the worker beats and takes nothing; None: there is none. Other keywords are keys of [api].
+
+    `upstream`: keys of [upstream].
+    """
     async with contextlib.AsyncExitStack() as stack:
 
-        async def make(take: bool | None = True, bus: BusSettings = BUS, url: str = "", **api: Any) -> Pipeline:
+        async def make(
+            take: bool | None = True,
+            bus: BusSettings = BUS,
+            url: str = "",
+            upstream: dict[str, Any] | None = None,
+            **api: Any,
+        ) -> Pipeline:
             slug = f"tiny-{next(_numbers)}"
-            settings = Settings(api=msgspec.structs.replace(API, **api), bus=bus)
+            other = msgspec.convert({**(upstream or {})}, Upstream)
+            settings = Settings(api=msgspec.structs.replace(API, **api), bus=bus, upstream=other)
             ours = await stack.enter_async_context(await Bus.connect(url or server.url, f"gateway-{slug}", bus))
             theirs = await stack.enter_async_context(await Bus.connect(url or server.url, f"worker-{slug}", bus))
             worker = ScriptedWorker(theirs, slug)

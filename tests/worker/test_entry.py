@@ -1,6 +1,7 @@
 """A worker process that is told to go before it serves."""
 
 import asyncio
+import json
 import signal
 import sys
 from pathlib import Path
@@ -33,6 +34,8 @@ async def leaves_at_once(bus: Bus, server: NatsServer, tmp_path: Path, how: str)
 
     assert await beats.wait_for(note, 60.0)
     name = next(beat.process for beat in beats.alive() if beat.pid == process.pid)
+    told = json.loads((await bus.request(f"$SRV.INFO.kvrelay-decode.{name}")).data)
+    assert (told["id"], told["metadata"]["state"]) == (name, "warming")
     if how == "SIGTERM":
         process.send_signal(signal.SIGTERM)
     else:
