@@ -15,6 +15,8 @@ from services.gateway.files import Files
 from services.gateway.generation import Generation
 from services.gateway.readiness import Readiness
 from services.gateway.requests import Requests
+from services.gateway.start_page import StartPage
+from services.gateway.stats import StatsRoute
 
 
 class Routes:
@@ -28,7 +30,7 @@ class Routes:
         self._generation = generation
         self._started_s = time.monotonic()
 
-    def application(self, requests: Requests, files: Files, batches: Batches) -> web.Application:
+    def application(self, requests: Requests, files: Files, batches: Batches, stats: StatsRoute) -> web.Application:
         app = web.Application(middlewares=[envelope])
         app.add_routes(
             [
@@ -49,6 +51,8 @@ class Routes:
                 web.get("/v1/batches", batches.index),
                 web.get("/v1/batches/{id}", batches.show),
                 web.post("/v1/batches/{id}/cancel", batches.cancel),
+                web.get("/v1/stats", stats.show),
+                web.get("/", StartPage().show),
                 web.get("/health", self.health),
                 web.get("/ready", self.ready),
             ]
