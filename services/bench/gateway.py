@@ -36,7 +36,7 @@ READY_S = 30.0
 LOOK_S = 0.05
 PATH = "/v1/chat/completions"
 # Small enough that what a stalled reader leaves fills its share within a round, and it is cut off.
-BUFFER_BYTES, WRITE_TIMEOUT_S = 8192, 1.0
+BUFFER_BYTES, WRITE_TIMEOUT_S = 4096, 1.0
 
 Row = dict[str, str | int | float]
 

@@ -1,7 +1,5 @@
 """From the events of a request's jobs to its client: as a stream, or whole."""
 
-import asyncio
-
 from aiohttp import web
 
 from schemas.errors import KvrelayError
@@ -18,17 +16,14 @@ async def stream_answer(stream: EventStream, inbox: Inbox, answer: Answer, keepa
     try:
         if not answer.is_untold:
             await stream.keep_alive()
-        while True:
-            try:
-                async with asyncio.timeout_at(stream.last_write_s + keepalive_s):
-                    arrived = await inbox.get()
-            except TimeoutError:
-                await stream.keep_alive()
-                continue
-            chunks = answer.add(arrived)
-            if answer.is_complete:
-                break
-            await stream.send(chunks)
+        with stream.not_silent_for(keepalive_s, inbox.nudge):
+            while not answer.is_complete:
+                arrived = await inbox.get()
+                chunks = answer.add(arrived)
+                if not arrived:
+                    await stream.keep_alive()
+                elif not answer.is_complete:
+                    await stream.send(chunks)
         await stream.finish([*chunks, *answer.ending()])
     except ConnectionError as error:
         raise ClientGone("the client went away") from error

@@ -1,7 +1,8 @@
 """One server-sent-events answer (WHATWG HTML, section 9.2): when its head goes out, and how each step is written."""
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 from aiohttp import HttpVersion11, web
 
@@ -48,6 +49,24 @@ class EventStream:
     @property
     def has_begun(self) -> bool:
         return self._response.prepared
+
+    @contextlib.contextmanager
+    def not_silent_for(self, seconds: float, on_silence: Callable[[], None]) -> Iterator[None]:
+        """Calls `on_silence` whenever nothing was written for so long. One timer for many writes: they move what it
+        waits for, and not the timer."""
+
+        def look() -> None:
+            nonlocal timer
+            left_s = self.last_write_s + seconds - self._loop.time()
+            if left_s <= 0.0:
+                on_silence()
+            timer = self._loop.call_later(left_s if left_s > 0.0 else seconds, look)
+
+        timer = self._loop.call_at(self.last_write_s + seconds, look)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     async def send(self, chunks: Sequence[Chunk]) -> None:
         """All chunks of a step in one write, so that they reach the client together."""

@@ -72,6 +72,7 @@ async def test_what_workers_counted_lately(pipeline: Pipeline) -> None:
     await publisher.start()
     try:
         await stats(pipeline, lambda found: len(found["workers"]) == 3)
+        pipeline.gateway.stats.meters.mark()
         table = BeatTable(pipeline.bus)
         await table.start()
         await publisher.beat()
