@@ -47,8 +47,9 @@ class Heard(NamedTuple):
     @property
     def before(self) -> int:
         """The sequence of the message before it, as its writer knew it."""
-        start = self.headers.find(_EXPECTED) + len(_EXPECTED)
-        return int(self.headers[start : self.headers.find(b"\r\n", start)]) if start >= len(_EXPECTED) else 0
+        start = self.headers.find(_EXPECTED)
+        digits = self.headers[start + len(_EXPECTED) :].partition(b"\r\n")[0] if start >= 0 else b""
+        return int(digits) if digits.isdigit() else 0
 
 
 async def watch(
@@ -80,11 +81,16 @@ async def watch(
 
 
 class _Witness:
-    """What has been shown of a job, and where to read on. Everything up to sequence `after` was shown."""
+    """What has been shown of a job, and where to read on. Everything up to sequence `after` was shown.
+
+    `is_exact`: nothing behind it was, so that what comes next must follow it. Of a message that is heard, only the
+    one before it has a known sequence.
+    """
 
     def __init__(self, bus: Bus, tenant: str, job: str, taker: Taker | None) -> None:
         self.order = EventOrder()
         self.after = 0
+        self.is_exact = True
         self._taker = taker
         self._bus = bus
         self._tenant = tenant
@@ -104,7 +110,7 @@ class _Witness:
                 for event in message.events:
                     if self.order.accept(event):
                         yield event
-                self.after = message.sequence
+                self.after, self.is_exact = message.sequence, True
 
     def take(self, message: Heard) -> bool:
         """Gives the events of a heard message to the taker. False if there is anything to look into first."""
@@ -112,12 +118,12 @@ class _Witness:
             return False
         try:
             events, before = decode_events(message.payload), message.before
-            if not events or is_end(events[-1]):
+            if not events or is_end(events[-1]) or self._misses(before):
                 return False
             fresh = [event for event in events if self.order.accept(event)]
-        except (KvrelayError, ValueError):
+        except KvrelayError:
             return False
-        self.after = max(self.after, before)
+        self._note(before)
         self._taker.take(fresh)
         return True
 
@@ -125,13 +131,13 @@ class _Witness:
         """The new events in a heard message, after those that were missed before it."""
         events = decode_events(message.payload)
         for pause_s in PATIENCE_S:
-            if not is_end(events[-1]):
+            if not is_end(events[-1]) and not self._misses(message.before):
                 try:
                     fresh = [event for event in events if self.order.accept(event)]
                 except Gap:
                     pass
                 else:
-                    self.after = max(self.after, message.before)
+                    self._note(message.before)
                     for event in fresh:
                         yield event
                     return
@@ -140,6 +146,14 @@ class _Witness:
                 yield event
             if self.order.ended:
                 return
+
+    def _misses(self, before: int) -> bool:
+        """Whether something was stored that was never heard: what was published just before the subscription was made,
+        and could not be read yet just after it."""
+        return self.is_exact and before > self.after
+
+    def _note(self, before: int) -> None:
+        self.after, self.is_exact = max(self.after, before), False
 
 
 class _Feed:
