@@ -34,6 +34,8 @@ NUM_GROUPS = 16
 STALLED_SHARE = 0.1
 READY_S = 30.0
 LOOK_S = 0.05
+WARM_UP_TOKENS = 10
+CPU_TICK_S = 0.01  # what the system counts CPU time in
 PATH = "/v1/chat/completions"
 # Small enough that what a stalled reader leaves fills its share within a round, and it is cut off.
 BUFFER_BYTES, WRITE_TIMEOUT_S = 4096, 1.0
@@ -83,6 +85,7 @@ def _rows(found: Mapping[str, list[Round]], asked: Asked) -> Iterator[Row]:
         "stalled_p99_ratio": round(statistics.median(p99), 3),
         "max_stalled_p99_ratio": 1.2,
         "lost_beside_stalled": sum(measured.num_lost for measured in found["stalled"]),
+        "lost_stalled": sum(measured.num_lost_stalled for measured in found["stalled"]),
     }
 
 
@@ -101,16 +104,14 @@ async def _measure(settings: Settings, asked: Asked, folder: str) -> dict[str, l
         stack.push_async_callback(speaker.close)
         gateway = await stack.enter_async_context(_gateway(settings, broker.url))
         starlette = await stack.enter_async_context(_starlette(asked))
-        for number in range(asked.rounds + 1):
-            rounds = {
-                "gateway": await _gateway_round(gateway, speaker, slug, asked, 0),
-                "stalled": await _gateway_round(
-                    gateway, speaker, slug, asked, max(1, round(STALLED_SHARE * asked.num_streams))
-                ),
-                "starlette": await _starlette_round(starlette, asked),
-            }
-            for kind, measured in rounds.items() if number else ():  # the first round warms up
-                found[kind].append(measured)
+        few = asked._replace(num_tokens=min(asked.num_tokens, WARM_UP_TOKENS))
+        await _gateway_round(gateway, speaker, slug, few, 0)
+        await _starlette_round(starlette, few)
+        num_stalled = max(1, round(STALLED_SHARE * asked.num_streams))
+        for _ in range(asked.rounds):
+            found["gateway"].append(await _gateway_round(gateway, speaker, slug, asked, 0))
+            found["starlette"].append(await _starlette_round(starlette, asked))
+            found["stalled"].append(await _gateway_round(gateway, speaker, slug, asked, num_stalled))
     return found
 
 
@@ -153,7 +154,7 @@ async def _starlette_round(server: Server, asked: Asked) -> Round:
     for reader in readers:
         await reader.has_begun.wait()
     before_s = server.cpu_s()
-    assert await get(server.port, "/begin")
+    assert await get(server.port, f"/begin?tokens={asked.num_tokens}")
     await asyncio.gather(*reading)
     return _round(server.cpu_s() - before_s, readers, [])
 
@@ -161,7 +162,7 @@ async def _starlette_round(server: Server, asked: Asked) -> Round:
 def _round(cpu_s: float, readers: list[Reader], stalled: list[Reader]) -> Round:
     late_s = [late for reader in readers for late in reader.late_s]
     return Round(
-        cpu_us=1e6 * cpu_s / len(late_s),
+        cpu_us=1e6 * max(cpu_s, CPU_TICK_S) / len(late_s),
         p50_ms=1000 * percentile(late_s, 0.5),
         p99_ms=1000 * percentile(late_s, 0.99),
         num_lost=sum(not reader.is_done for reader in readers),
@@ -192,7 +193,7 @@ async def _starlette(asked: Asked) -> AsyncIterator[Server]:
     """Raises `SetupError` where Starlette or uvicorn is missing."""
     port = _free_port()
     program = Path(peers.__file__).with_name("starlette_peer.py")
-    arguments = [port, asked.num_tokens, asked.step_s, NUM_GROUPS]
+    arguments = [port, asked.step_s, NUM_GROUPS]
     async with _running([sys.executable, str(program), *map(str, arguments)], port, None) as server:
         yield server
 

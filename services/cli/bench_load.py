@@ -99,7 +99,7 @@ def memory(settings: Settings, sequences: int, tokens: int) -> None:
 @click.command()
 @with_settings("compute.model", "kv.data_dir")
 @click.option("--streams", type=click.IntRange(1, 1000), default=256, show_default=True, help="Answers at once.")
-@click.option("--tokens", type=click.IntRange(2), default=50, show_default=True, help="Tokens of each.")
+@click.option("--tokens", type=click.IntRange(2), default=100, show_default=True, help="Tokens of each.")
 @click.option(
     "--step-ms", type=click.FloatRange(1.0), default=100.0, show_default=True, help="Between two of a stream."
 )

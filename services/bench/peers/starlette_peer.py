@@ -1,7 +1,7 @@
 """What a gateway's streams are measured beside: Starlette's StreamingResponse with a json.dumps for each token.
 
-A program of its own: `python starlette_peer.py PORT NUM_TOKENS STEP_S GROUPS`. Streams of one group wake together, as
-those of one decode worker do. All streams that are open begin on `GET /begin`.
+A program of its own: `python starlette_peer.py PORT STEP_S GROUPS`. Streams of one group wake together, as
+those of one decode worker do. All streams that are open begin on `GET /begin?tokens=`.
 """
 
 import asyncio
@@ -20,28 +20,31 @@ from starlette.routing import Route
 class Steps:
     """Wakes each group of streams once a step."""
 
-    def __init__(self, num_tokens: int, step_s: float, num_groups: int) -> None:
-        self.num_tokens = num_tokens
+    def __init__(self, step_s: float, num_groups: int) -> None:
+        self._num_tokens = 0
         self._step_s = step_s
         self._ticks = [asyncio.Event() for _ in range(num_groups)]
         self._num_open = 0
         self._running: asyncio.Task[None] | None = None
 
-    def begin(self) -> None:
+    def begin(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
         self._running = asyncio.create_task(self._run())
 
     async def tokens(self) -> AsyncIterator[int]:
         """The numbers of an answer's tokens, each when it is made."""
         group = self._num_open % len(self._ticks)
         self._num_open += 1
-        for number in range(self.num_tokens):
+        number = 0
+        while number == 0 or number < self._num_tokens:
             await self._ticks[group].wait()
             yield number
+            number += 1
 
     async def _run(self) -> None:
         share_s = self._step_s / len(self._ticks)
         next_s = time.monotonic()
-        for _ in range(self.num_tokens):
+        for _ in range(self._num_tokens):
             for group, tick in enumerate(self._ticks):
                 next_s += share_s
                 await asyncio.sleep(max(0.0, next_s - time.monotonic()))
@@ -69,8 +72,8 @@ def application(steps: Steps) -> Starlette:
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
-    async def begin(_: Request) -> Response:
-        steps.begin()
+    async def begin(request: Request) -> Response:
+        steps.begin(int(request.query_params["tokens"]))
         return Response()
 
     async def ready(_: Request) -> Response:
@@ -86,8 +89,8 @@ def application(steps: Steps) -> Starlette:
 
 
 def main() -> None:
-    port, num_tokens, step_s, groups = sys.argv[1:]
-    steps = Steps(int(num_tokens), float(step_s), int(groups))
+    port, step_s, groups = sys.argv[1:]
+    steps = Steps(float(step_s), int(groups))
     uvicorn.run(application(steps), port=int(port), log_level="warning", access_log=False, backlog=2048)
 
 
