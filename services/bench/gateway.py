@@ -2,7 +2,7 @@
 
 The gateway is a process of its own and hears of the tokens over NATS, from a worker without a model; Starlette makes
 its own. Both have the same readers, as many tokens, and steps at the same times. Rounds take turns, so that a drift
-of the machine hits all.
+of the machine hits all. Beginnings and ends of answers are left out: the tokens between them are measured.
 """
 
 import asyncio
@@ -132,7 +132,9 @@ async def _gateway_round(server: Server, speaker: Speaker, slug: str, asked: Ask
         "max_tokens": asked.num_tokens,
     }
     go_on = asyncio.Event()
-    quick, stalled = ([Reader() for _ in range(num)] for num in (asked.num_streams - num_stalled, num_stalled))
+    quick, stalled = (
+        [Reader(asked.num_tokens) for _ in range(num)] for num in (asked.num_streams - num_stalled, num_stalled)
+    )
     reading = [asyncio.create_task(reader.read(server.port, PATH, body)) for reader in quick]
     stalling = [asyncio.create_task(reader.read(server.port, PATH, body, go_on)) for reader in stalled]
     writers = await speaker.begin(asked.num_streams)
@@ -140,23 +142,28 @@ async def _gateway_round(server: Server, speaker: Speaker, slug: str, asked: Ask
         await reader.has_begun.wait()
     before_s = server.cpu_s()
     await speaker.say(writers, asked.num_tokens, asked.step_s)
-    await speaker.end(writers, asked.num_tokens)
-    await asyncio.gather(*reading)
+    for reader in quick:
+        await reader.has_all.wait()
     cpu_s = server.cpu_s() - before_s
+    await speaker.end(writers, asked.num_tokens)
     go_on.set()
-    await asyncio.gather(*stalling)
+    await asyncio.gather(*reading, *stalling)
     return _round(cpu_s, quick, stalled)
 
 
 async def _starlette_round(server: Server, asked: Asked) -> Round:
-    readers = [Reader() for _ in range(asked.num_streams)]
+    readers = [Reader(asked.num_tokens) for _ in range(asked.num_streams)]
     reading = [asyncio.create_task(reader.read(server.port, PATH, {"model": "bench"})) for reader in readers]
     for reader in readers:
         await reader.has_begun.wait()
     before_s = server.cpu_s()
     assert await get(server.port, f"/begin?tokens={asked.num_tokens}")
+    for reader in readers:
+        await reader.has_all.wait()
+    cpu_s = server.cpu_s() - before_s
+    assert await get(server.port, "/end")
     await asyncio.gather(*reading)
-    return _round(server.cpu_s() - before_s, readers, [])
+    return _round(cpu_s, readers, [])
 
 
 def _round(cpu_s: float, readers: list[Reader], stalled: list[Reader]) -> Round:

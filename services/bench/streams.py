@@ -16,10 +16,13 @@ _MADE = re.compile(rb'"content":\s?" (\d+)"')
 
 @dataclass
 class Reader:
-    """One answer's. `late_s`: for each token, from its making to here; `has_begun` with the head of the answer."""
+    """One answer's. `late_s`: for each token, from its making to here; `has_begun` with the head of the answer,
+    `has_all` with its last token."""
 
+    num_tokens: int
     late_s: list[float] = field(default_factory=list)
     has_begun: asyncio.Event = field(default_factory=asyncio.Event)
+    has_all: asyncio.Event = field(default_factory=asyncio.Event)
     is_done: bool = False
 
     async def read(self, port: int, path: str, body: dict[str, object], go_on: asyncio.Event | None = None) -> None:
@@ -52,6 +55,8 @@ class Reader:
         made = _MADE.search(line)
         if made is not None:
             self.late_s.append((time.monotonic_ns() - int(made[1])) / 1e9)
+            if len(self.late_s) == self.num_tokens:
+                self.has_all.set()
         elif line.startswith(b"data: [DONE]"):
             self.is_done = True
 

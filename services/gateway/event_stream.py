@@ -33,6 +33,7 @@ class EventStream:
         self._preamble = b"retry: %d\n" % retry_ms if retry_ms else b""
         self._request = request
         self._connection = connection
+        self._is_chunked = request.version >= HttpVersion11
         self._loop = asyncio.get_running_loop()
         self.last_write_s = self._loop.time()  # or when the request was accepted
         self._response = web.StreamResponse(headers={**_HEADERS, **common_headers(request)})
@@ -86,8 +87,10 @@ class EventStream:
             await self._response.prepare(self._request)
             self._connection.probe = self._probe
             data = self._preamble + data
+            await self._response.write(data)
+        else:
+            await self._connection.send(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
         self.last_write_s = self._loop.time()
-        await self._response.write(data)
 
     async def _end(self) -> None:
         self._connection.probe = None
@@ -98,5 +101,4 @@ class EventStream:
         transport = self._connection.transport
         if transport is None:
             return
-        chunked = self._request.version >= HttpVersion11
-        transport.write(b"%x\r\n%b\r\n" % (len(_COMMENT), _COMMENT) if chunked else _COMMENT)
+        transport.write(b"%x\r\n%b\r\n" % (len(_COMMENT), _COMMENT) if self._is_chunked else _COMMENT)

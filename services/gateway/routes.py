@@ -40,7 +40,7 @@ class Routes:
                 web.get("/v1/models/{model:.+}", self.model),
                 web.get("/v1/requests/{id}", requests.show),
                 web.get("/v1/requests/{id}/answer", requests.answer),
-                web.get("/v1/requests/{id}/events", requests.events),
+                web.get("/v1/requests/{id}/events", requests.events, allow_head=False),
                 web.delete("/v1/requests/{id}", requests.cancel),
                 web.post("/v1/files", files.create),
                 web.get("/v1/files", files.index),

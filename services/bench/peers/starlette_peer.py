@@ -1,7 +1,7 @@
 """What a gateway's streams are measured beside: Starlette's StreamingResponse with a json.dumps for each token.
 
 A program of its own: `python starlette_peer.py PORT STEP_S GROUPS`. Streams of one group wake together, as
-those of one decode worker do. All streams that are open begin on `GET /begin?tokens=`.
+those of one decode worker do. All streams that are open begin on `GET /begin?tokens=`, and end on `GET /end`.
 """
 
 import asyncio
@@ -25,11 +25,16 @@ class Steps:
         self._step_s = step_s
         self._ticks = [asyncio.Event() for _ in range(num_groups)]
         self._num_open = 0
+        self._ended = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
 
     def begin(self, num_tokens: int) -> None:
         self._num_tokens = num_tokens
+        self._ended.clear()
         self._running = asyncio.create_task(self._run())
+
+    def end(self) -> None:
+        self._ended.set()
 
     async def tokens(self) -> AsyncIterator[int]:
         """The numbers of an answer's tokens, each when it is made."""
@@ -40,6 +45,7 @@ class Steps:
             await self._ticks[group].wait()
             yield number
             number += 1
+        await self._ended.wait()
 
     async def _run(self) -> None:
         share_s = self._step_s / len(self._ticks)
@@ -76,6 +82,10 @@ def application(steps: Steps) -> Starlette:
         steps.begin(int(request.query_params["tokens"]))
         return Response()
 
+    async def end(_: Request) -> Response:
+        steps.end()
+        return Response()
+
     async def ready(_: Request) -> Response:
         return Response()
 
@@ -83,6 +93,7 @@ def application(steps: Steps) -> Starlette:
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/begin", begin),
+            Route("/end", end),
             Route("/ready", ready),
         ]
     )
