@@ -17,7 +17,7 @@ _MADE = re.compile(rb'"content":\s?" (\d+)"')
 @dataclass
 class Reader:
     """One answer's. `late_s`: for each token, from its making to here; `has_begun` with the head of the answer,
-    `has_all` with its last token."""
+    `has_all` with its last token, or when no more can come."""
 
     num_tokens: int
     late_s: list[float] = field(default_factory=list)
@@ -48,6 +48,7 @@ class Reader:
         except ConnectionError:
             pass  # cut off: what it got counts
         finally:
+            self.has_all.set()
             writer.close()
 
     def _take(self, line: bytes) -> None:
