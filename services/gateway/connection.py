@@ -100,6 +100,15 @@ class ClientConnection(RequestHandler):
         super().resume_writing()
         self._stop_watching()
 
+    @property
+    def has_room(self) -> bool:
+        return self.transport is not None and not self.transport.is_closing() and not self._paused
+
+    def send_now(self, data: bytes) -> None:
+        """As `send`, where there `has_room`."""
+        assert self.transport is not None
+        self.transport.write(data)
+
     async def send(self, data: bytes) -> None:
         """More of a body whose head and first part have gone through aiohttp's writer, which is six calls deep.
 

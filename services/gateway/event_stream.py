@@ -72,7 +72,18 @@ class EventStream:
     async def send(self, chunks: Sequence[Chunk]) -> None:
         """All chunks of a step in one write, so that they reach the client together."""
         if chunks:
-            await self._write(b"".join(b"id: %b\ndata: %b\n\n" % (id_.encode(), data) for id_, data in chunks))
+            await self._write(_framed(chunks))
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `send_now` may be used: the stream has begun, and its reader keeps up with it."""
+        return self._response.prepared and self._connection.has_room
+
+    def send_now(self, chunks: Sequence[Chunk]) -> None:
+        """As `send`, without waiting."""
+        if chunks:
+            self._connection.send_now(self._in_chunk(_framed(chunks)))
+            self.last_write_s = self._loop.time()
 
     async def keep_alive(self) -> None:
         await self._write(_COMMENT)
@@ -89,7 +100,7 @@ class EventStream:
             data = self._preamble + data
             await self._response.write(data)
         else:
-            await self._connection.send(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+            await self._connection.send(self._in_chunk(data))
         self.last_write_s = self._loop.time()
 
     async def _end(self) -> None:
@@ -101,4 +112,11 @@ class EventStream:
         transport = self._connection.transport
         if transport is None:
             return
-        transport.write(b"%x\r\n%b\r\n" % (len(_COMMENT), _COMMENT) if self._is_chunked else _COMMENT)
+        transport.write(self._in_chunk(_COMMENT))
+
+    def _in_chunk(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data
+
+
+def _framed(chunks: Sequence[Chunk]) -> bytes:
+    return b"".join(b"id: %b\ndata: %b\n\n" % (id_.encode(), data) for id_, data in chunks)

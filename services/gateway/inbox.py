@@ -1,9 +1,13 @@
 """Where the events of one request's jobs arrive, in order, beside what ends the waiting for them."""
 
 import asyncio
+from collections.abc import Callable
 
 from schemas.errors import Cancelled, KvrelayError
 from schemas.events import Event
+
+AtOnce = Callable[[int, list[Event]], bool]
+"""Takes the events of a job that just came, or says that it cannot."""
 
 MAX_WAITING = 256  # events; a job whose client reads slowly then waits, and its events stay on the bus
 
@@ -27,6 +31,7 @@ class Inbox:
         self._waiting: list[tuple[int, Event]] = []
         self._stop: KvrelayError | None = None
         self.has_stalled = False  # the client is there, but has stopped reading
+        self.at_once: AtOnce | None = None  # of a handler that can do without being woken; asked while it waits
         self._is_nudged = False
         self._reading: asyncio.Future[None] | None = None
         self._room = asyncio.Event()
@@ -35,14 +40,21 @@ class Inbox:
     async def put(self, prompt: int, event: Event) -> None:
         """An event of job number `prompt`. Waits for room."""
         await self._room.wait()
-        self.add(prompt, event)
+        self._add(prompt, event)
 
     @property
     def has_room(self) -> bool:
         return self._room.is_set()
 
-    def add(self, prompt: int, event: Event) -> None:
+    def take(self, prompt: int, events: list[Event]) -> None:
         """As `put`, for who has seen that there is room."""
+        is_idle = self._reading is not None and not self._reading.done()
+        if is_idle and self.at_once is not None and self.at_once(prompt, events):
+            return
+        for event in events:
+            self._add(prompt, event)
+
+    def _add(self, prompt: int, event: Event) -> None:
         self._waiting.append((prompt, event))
         self._wake()
         if len(self._waiting) >= MAX_WAITING:

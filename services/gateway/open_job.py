@@ -25,7 +25,7 @@ class Seat(NamedTuple):
     def take(self, events: list[Event]) -> None:
         for event in events:
             self.job.note(event)
-            self.inbox.add(self.number, event)
+        self.inbox.take(self.number, events)
 
 
 @dataclass(eq=False)
