@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from schemas.meter import Meter
+
 BEAT_INTERVAL_S = 1.0
 SILENT_AFTER_S = 3.5  # no beat for this long: take it for gone
 OWNER_SILENT_AFTER_S = 8.0  # an owner's jobs are cancelled after this
@@ -20,6 +22,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     `text` names what turns a job into token ids and limits: builds that agree on it read a prompt alike. `model`,
     `build` and `text` are known before the worker is ready; empty until then.
     `place` names the folder of a worker's blocks: workers that share it find there what the others store.
+    `meter` is what a worker has counted so far; of a gateway, or of an earlier worker, nothing.
     `alibis` name the runs of single jobs that ended for no fault of theirs (`services.worker.alibi`).
     """
 
@@ -37,6 +40,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     uptime_s: float = 0.0
     place: str = ""
     alibis: list[str] = []
+    meter: Meter = Meter()
 
     def plays(self, role: ProcessRole) -> bool:
         """Whether it does the work of `role`."""

@@ -114,6 +114,11 @@ class BeatTable:
         """The last beats of all workers of a build, gone or not, as far as they are remembered."""
         return [seen.beat for seen in self._seen.values() if (seen.beat.model, seen.beat.build) == (model, build)]
 
+    def remembered(self) -> list[tuple[Beat, float]]:
+        """The last beat of every process, gone or not, and the seconds since."""
+        now = self._now_s()
+        return [(seen.beat, now - seen.at_s) for seen in self._seen.values()]
+
     def get(self, process: str) -> Beat | None:
         """The last beat of a process, however old."""
         seen = self._seen.get(process)

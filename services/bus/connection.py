@@ -21,6 +21,7 @@ from services.bus.client import ReconnectingClient
 from services.bus.clock import BrokerClock
 from services.bus.inbox import Inbox, OnReply
 from services.bus.message import Headers, header_bytes, status
+from services.bus.skimmer import OnRaw
 from services.settings import Bus as BusSettings
 
 log = logging.getLogger("kvrelay.bus")
@@ -224,6 +225,14 @@ class Bus:
             return await self._client.subscribe(
                 subject, cb=on_message, pending_msgs_limit=max_pending, pending_bytes_limit=0
             )
+        except (nats_errors.Error, OSError) as error:
+            raise BusUnavailable(f"NATS is out of reach: {error}") from error
+
+    async def listen(self, subject: str, on_raw: OnRaw) -> Subscription:
+        """The same for what comes thousands of times a second: no queue and no task lies between the socket and
+        `on_raw(payload, headers on the wire)`, which must raise nothing."""
+        try:
+            return await self._client.listen(subject, on_raw)
         except (nats_errors.Error, OSError) as error:
             raise BusUnavailable(f"NATS is out of reach: {error}") from error
 

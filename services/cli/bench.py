@@ -197,5 +197,6 @@ for _command in (
     bench_load.gap,
     bench_load.warm,
     bench_load.memory,
+    bench_load.gateway,
 ):
     bench.add_command(_command)

@@ -1,4 +1,4 @@
-"""`kvrelay bench gap`, `warm`, `memory`: a whole pipeline under a load."""
+"""`kvrelay bench gap`, `warm`, `memory`, `gateway`: a pipeline, or its gateway alone, under a load."""
 
 import contextlib
 import json
@@ -94,3 +94,23 @@ def memory(settings: Settings, sequences: int, tokens: int) -> None:
 
         for row in run(own, nats_url, sequences, tokens):
             click.echo(json.dumps(row))
+
+
+@click.command()
+@with_settings("compute.model", "kv.data_dir")
+@click.option("--streams", type=click.IntRange(1, 1000), default=256, show_default=True, help="Answers at once.")
+@click.option("--tokens", type=click.IntRange(2), default=100, show_default=True, help="Tokens of each.")
+@click.option(
+    "--step-ms", type=click.FloatRange(1.0), default=100.0, show_default=True, help="Between two of a stream."
+)
+@click.option("--rounds", type=click.IntRange(1), default=2, show_default=True, help="Rounds of each kind.")
+def gateway(settings: Settings, streams: int, tokens: int, step_ms: float, rounds: int) -> None:
+    """The gateway's CPU time for each streamed event, NATS included, beside a plain Starlette server that makes its
+    tokens itself; and what one stalled reader in ten costs the others.
+
+    The tokens come from no model, so the gateway is what is measured.
+    """
+    from services.bench.gateway import Asked, run
+
+    for row in run(settings, Asked(streams, tokens, step_ms / 1000, rounds)):
+        click.echo(json.dumps(row))

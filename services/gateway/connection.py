@@ -100,6 +100,26 @@ class ClientConnection(RequestHandler):
         super().resume_writing()
         self._stop_watching()
 
+    @property
+    def has_room(self) -> bool:
+        return self.transport is not None and not self.transport.is_closing() and not self._paused
+
+    def send_now(self, data: bytes) -> None:
+        """As `send`, where there `has_room`."""
+        assert self.transport is not None
+        self.transport.write(data)
+
+    async def send(self, data: bytes) -> None:
+        """More of a body whose head and first part have gone through aiohttp's writer, which is six calls deep.
+
+        Returns when there is room for more. Raises `ConnectionError` once the client is gone.
+        """
+        if self.transport is None or self.transport.is_closing():
+            raise ConnectionResetError("the client went away")
+        self.transport.write(data)
+        if self._paused:
+            await self._drain_helper()
+
     def _watch_progress(self, transport: asyncio.Transport, unread_bytes: int) -> None:
         """Every `timeout_s` something must have been read. Goes on while a closed connection is being emptied."""
         self._stall_handle = self._loop.call_later(self._timeout_s, self._check_progress, transport, unread_bytes)

@@ -14,7 +14,7 @@ from services.gateway.refusal import refusal
 from services.openai.request_names import new_request_key
 
 REQUEST_ID_HEADER = "X-Request-Id"
-PROBES = frozenset({"/ready", "/health"})
+PROBES = frozenset({"/ready", "/health", "/v1/stats"})
 CLIENT_GONE_STATUS = 499  # what logs say of a client that did not wait
 
 _log = logging.getLogger("kvrelay.access")

@@ -1,7 +1,8 @@
 """One server-sent-events answer (WHATWG HTML, section 9.2): when its head goes out, and how each step is written."""
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 from aiohttp import HttpVersion11, web
 
@@ -32,6 +33,7 @@ class EventStream:
         self._preamble = b"retry: %d\n" % retry_ms if retry_ms else b""
         self._request = request
         self._connection = connection
+        self._is_chunked = request.version >= HttpVersion11
         self._loop = asyncio.get_running_loop()
         self.last_write_s = self._loop.time()  # or when the request was accepted
         self._response = web.StreamResponse(headers={**_HEADERS, **common_headers(request)})
@@ -49,10 +51,39 @@ class EventStream:
     def has_begun(self) -> bool:
         return self._response.prepared
 
+    @contextlib.contextmanager
+    def not_silent_for(self, seconds: float, on_silence: Callable[[], None]) -> Iterator[None]:
+        """Calls `on_silence` whenever nothing was written for so long. One timer for many writes: they move what it
+        waits for, and not the timer."""
+
+        def look() -> None:
+            nonlocal timer
+            left_s = self.last_write_s + seconds - self._loop.time()
+            if left_s <= 0.0:
+                on_silence()
+            timer = self._loop.call_later(left_s if left_s > 0.0 else seconds, look)
+
+        timer = self._loop.call_at(self.last_write_s + seconds, look)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     async def send(self, chunks: Sequence[Chunk]) -> None:
         """All chunks of a step in one write, so that they reach the client together."""
         if chunks:
-            await self._write(b"".join(b"id: %b\ndata: %b\n\n" % (id_.encode(), data) for id_, data in chunks))
+            await self._write(_framed(chunks))
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `send_now` may be used: the stream has begun, and its reader keeps up with it."""
+        return self._response.prepared and self._connection.has_room
+
+    def send_now(self, chunks: Sequence[Chunk]) -> None:
+        """As `send`, without waiting."""
+        if chunks:
+            self._connection.send_now(self._in_chunk(_framed(chunks)))
+            self.last_write_s = self._loop.time()
 
     async def keep_alive(self) -> None:
         await self._write(_COMMENT)
@@ -71,8 +102,10 @@ class EventStream:
             await self._response.prepare(self._request)
             self._connection.probe = self._probe
             data = self._preamble + data
+            await self._response.write(data)
+        else:
+            await self._connection.send(self._in_chunk(data))
         self.last_write_s = self._loop.time()
-        await self._response.write(data)
 
     async def _end(self) -> None:
         self._connection.probe = None
@@ -83,5 +116,11 @@ class EventStream:
         transport = self._connection.transport
         if transport is None:
             return
-        chunked = self._request.version >= HttpVersion11
-        transport.write(b"%x\r\n%b\r\n" % (len(_COMMENT), _COMMENT) if chunked else _COMMENT)
+        transport.write(self._in_chunk(_COMMENT))
+
+    def _in_chunk(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data
+
+
+def _framed(chunks: Sequence[Chunk]) -> bytes:
+    return b"".join(b"id: %b\ndata: %b\n\n" % (id_.encode(), data) for id_, data in chunks)

@@ -27,7 +27,7 @@ from services.bus.publish import job_msg_id, submit_job
 from services.bus.watch import watch
 from services.bus.watchers import watcher_of
 from services.gateway.inbox import ClientGone, Ended, Inbox
-from services.gateway.open_job import OpenJob
+from services.gateway.open_job import OpenJob, Seat
 from services.gateway.recall import Recalled, recall_job
 
 LOCAL_END_S = 2.0
@@ -169,7 +169,9 @@ class Exchange:
     async def _pump(self, job: OpenJob, number: int, inbox: Inbox) -> None:
         """Carries the job's events to its request, until the end."""
         try:
-            watched = cast(AsyncGenerator[Event, None], watch(self._bus, self._tenant, job.id))
+            watched = cast(
+                AsyncGenerator[Event, None], watch(self._bus, self._tenant, job.id, taker=Seat(job, number, inbox))
+            )
             async with contextlib.aclosing(watched) as events:
                 async for event in events:
                     job.note(event)

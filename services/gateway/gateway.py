@@ -29,6 +29,7 @@ from services.gateway.reaper import Reaper
 from services.gateway.requests import Requests
 from services.gateway.routes import Routes
 from services.gateway.sides import Sides
+from services.gateway.stats import StatsRoute
 from services.openai.request_names import RequestNames
 from services.openai.token_names import TokenNames
 from services.settings import Settings
@@ -57,6 +58,7 @@ class Gateway:
         self._generation = Generation(
             api, self._catalog, self.readiness, self.exchange, requests, bus, names, self._sides
         )
+        self.stats = StatsRoute(bus, self._beats, self._catalog, self.readiness, self._generation)
         self._requests = Requests(api, bus, self.exchange, requests, names)
         self._shelf = Shelf(bus, settings.bus.tenant)
         throttle = Throttle(self._beats, set(self._catalog.models))
@@ -79,10 +81,11 @@ class Gateway:
         self._tasks.append(asyncio.create_task(Reaper(self.exchange, self.readiness).run(), name="reaper"))
         keeper = BatchKeeper(self._setting, self._shelf, self._beats, self._process)
         self._tasks.append(asyncio.create_task(keeper.run(), name="batches"))
+        self._tasks.append(asyncio.create_task(self.stats.meters.run(), name="meters"))
         routes = Routes(self._process, self._catalog, self._beats, self.readiness, self._generation)
         files, batches = Files(self._shelf, api), Batches(self._shelf, self._bus.now)
         self._runner = GatewayRunner(
-            routes.application(self._requests, files, batches), shutdown_timeout=CLOSE_TIMEOUT_S
+            routes.application(self._requests, files, batches, self.stats), shutdown_timeout=CLOSE_TIMEOUT_S
         )
         await self._runner.setup()
         try:

@@ -2,12 +2,30 @@
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from schemas.asked import Asked
 from schemas.errors import DeadlineExceeded, KvrelayError
 from schemas.events import Error, Event, Start, Token, is_end
 from schemas.job import MAX_TIMEOUT_S
 from services.gateway.inbox import Inbox
+
+
+class Seat(NamedTuple):
+    """Where a request gets the events of one of its jobs; takes them for `watch` while it can."""
+
+    job: "OpenJob"
+    number: int
+    inbox: Inbox
+
+    @property
+    def has_room(self) -> bool:
+        return self.inbox.has_room
+
+    def take(self, events: list[Event]) -> None:
+        for event in events:
+            self.job.note(event)
+        self.inbox.take(self.number, events)
 
 
 @dataclass(eq=False)

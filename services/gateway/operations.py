@@ -27,6 +27,7 @@ from schemas.generate import GenerateAnswer, GenerateError, GenerateEvent, Gener
 from schemas.job_report import JobReport, RequestReport
 from schemas.openai import ChatRequest, CompletionRequest, ErrorBody
 from schemas.openai_answers import ChatAnswer, ChatChunk, CompletionAnswer, Model, ModelList
+from schemas.stats import Stats
 from services.gateway.course import SERVE_HEADER
 from services.gateway.files import PURPOSES, Deleted
 from services.gateway.operation import EVENTS, JSON, Answer, Errors, Operation, Parameter, json
@@ -207,6 +208,19 @@ OPERATIONS: list[Operation] = [
         (json(200, "How it is now.", Batch),),
         STORED,
         (_ID,),
+    ),
+    Operation(
+        "get",
+        "/",
+        "A page that shows the pipeline and talks to it.",
+        (Answer(200, "The page.", {"text/html": None}), Answer(304, "It is the one that the reader has.")),
+        parameters=(Parameter("If-None-Match", "header", str, "The page's ETag."),),
+    ),
+    Operation(
+        "get",
+        "/v1/stats",
+        "The pipeline at a glance: queues, workers, rates and latencies.",
+        (json(200, "What is known, and how old it is.", Stats),),
     ),
     Operation("get", "/openapi.json", "This document.", (json(200, "OpenAPI 3.2.", dict[str, Any]),)),
     Operation("get", "/health", "Whether the process lives.", (json(200, "It does.", Health),)),

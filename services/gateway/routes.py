@@ -17,6 +17,8 @@ from services.gateway.generation import Generation
 from services.gateway.openapi import document
 from services.gateway.readiness import Health, Readiness
 from services.gateway.requests import Requests
+from services.gateway.start_page import StartPage
+from services.gateway.stats import StatsRoute
 
 
 class Routes:
@@ -31,7 +33,7 @@ class Routes:
         self._started_s = time.monotonic()
         self._document = b""
 
-    def application(self, requests: Requests, files: Files, batches: Batches) -> web.Application:
+    def application(self, requests: Requests, files: Files, batches: Batches, stats: StatsRoute) -> web.Application:
         app = web.Application(middlewares=[envelope])
         app.add_routes(
             [
@@ -43,7 +45,7 @@ class Routes:
                 web.get("/v1/models/{model:.+}", self.model),
                 web.get("/v1/requests/{id}", requests.show),
                 web.get("/v1/requests/{id}/answer", requests.answer),
-                web.get("/v1/requests/{id}/events", requests.events),
+                web.get("/v1/requests/{id}/events", requests.events, allow_head=False),
                 web.delete("/v1/requests/{id}", requests.cancel),
                 web.post("/v1/files", files.create),
                 web.get("/v1/files", files.index),
@@ -55,6 +57,8 @@ class Routes:
                 web.get("/v1/batches/{id}", batches.show),
                 web.post("/v1/batches/{id}/cancel", batches.cancel),
                 web.get("/openapi.json", self.document),
+                web.get("/v1/stats", stats.show),
+                web.get("/", StartPage().show),
                 web.get("/health", self.health),
                 web.get("/ready", self.ready),
             ]

@@ -123,6 +123,10 @@ class Answer:
         """Whether its reader has got all of it."""
         return self._position.is_at_end
 
+    def expects_tokens(self, arrived: Sequence[Event]) -> bool:
+        """Whether these are tokens of choices that were asked for, and nothing else: what `add` cannot fail at."""
+        return all(type(e) is Token and e.logprobs is None and 0 <= e.choice < self._n for e in arrived)
+
     @property
     def num_tokens(self) -> int:
         return sum(part.completion_tokens for part in self._usage)

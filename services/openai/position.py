@@ -58,6 +58,8 @@ class Position:
         return self.tail >= DONE_SAID
 
     def __str__(self) -> str:
+        if len(self.choices) == 1 and not self.tail:
+            return str(self.choices[0])
         runs = ((value, sum(1 for _ in run)) for value, run in groupby(self.choices))
         spelled = ",".join(f"{value}x{times}" if times > 1 else str(value) for value, times in runs)
         return f"{spelled}+{self.tail}" if self.tail else spelled

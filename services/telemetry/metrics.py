@@ -1,9 +1,12 @@
-"""What every process counts. Without a reader (see `export`) nothing is recorded and nothing is kept."""
+"""What every process counts. Without a reader (see `export`) nothing is recorded; totals are kept for the beats."""
 
+from collections import Counter as Totals
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
+
+from schemas import meter as schema
 
 
 class Instrument(Protocol):
@@ -15,14 +18,19 @@ _instruments: list[Instrument] = []
 
 
 class Counter:
-    """Only ever grows. Attributes become labels, so they must take few values: never an id."""
+    """Only ever grows. Attributes become labels, so they must take few values: never an id.
+
+    `totals`: the sums, by the values of the attributes.
+    """
 
     def __init__(self, name: str, unit: str, doc: str) -> None:
         self._args = (f"kvrelay.{name}", unit, doc)
         self._add: Callable[[float, Mapping[str, str]], None] | None = None
+        self.totals: Totals[tuple[str, ...]] = Totals()
         _instruments.append(self)
 
-    def add(self, value: float = 1, **attributes: str) -> None:
+    def add(self, value: int = 1, **attributes: str) -> None:
+        self.totals[tuple(attributes.values())] += value
         if self._add is not None:
             self._add(value, attributes)
 
@@ -34,12 +42,16 @@ class Counter:
 
 
 class Histogram:
+    """`counted`: how many values fell into each bucket of `schemas.meter`, which are finer than the exported ones."""
+
     def __init__(self, name: str, unit: str, doc: str, buckets: list[float]) -> None:
         self._args, self._buckets = (f"kvrelay.{name}", unit, doc), buckets
+        self.counted: Totals[int] = Totals()
         self._record: Callable[[float, Mapping[str, str]], None] | None = None
         _instruments.append(self)
 
     def record(self, value: float, **attributes: str) -> None:
+        self.counted[schema.bucket_of(value)] += 1
         if self._record is not None:
             self._record(value, attributes)
 
@@ -113,3 +125,15 @@ queue_depth = Gauge("queue_depth", "{job}", "jobs waiting, by stage and lane")
 pages_used = Gauge("pages_used", "{page}", "KV pages in use")
 tier_open = Gauge("tier_open", "{tier}", "1 while a tier of the store is left alone, by way: read or write")
 running = Gauge("running", "{sequence}", "sequences in the batch")
+
+
+def meter() -> schema.Meter:
+    """What this process has counted so far."""
+    return schema.Meter(
+        asked_tokens=prefix_tokens_asked.totals[()],
+        hit_tokens=prefix_tokens_hit.totals[()],
+        prompt_tokens=tokens.totals["prompt",],
+        generated_tokens=tokens.totals["generated",],
+        ttft=dict(ttft_s.counted),
+        itl=dict(itl_s.counted),
+    )

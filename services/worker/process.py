@@ -153,6 +153,7 @@ class WorkerProcess:
             pid=os.getpid(),
             place=self._runtime.place,
             alibis=self._alibis.told,
+            meter=telemetry.meter(),
         )
 
     @property

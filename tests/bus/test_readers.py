@@ -27,7 +27,47 @@ from tests.bus.polling import restart
 Reader = Callable[[Bus, str, str], AsyncIterator[Event]]
 
 
-@pytest.fixture(params=[follow, watch], ids=["follow", "watch"])
+class SomeTaker:
+    """Has room two times of three."""
+
+    def __init__(self, arrived: asyncio.Queue[Event | None]) -> None:
+        self._arrived = arrived
+        self._asked = 0
+        self.num_taken = 0
+
+    @property
+    def has_room(self) -> bool:
+        self._asked += 1
+        return self._asked % 3 != 0
+
+    def take(self, events: list[Event]) -> None:
+        self.num_taken += len(events)
+        for event in events:
+            self._arrived.put_nowait(event)
+
+
+async def take(bus: Bus, tenant: str, job: str) -> AsyncIterator[Event]:
+    """`watch` with a taker: what it takes and what is yielded, as they come."""
+    arrived: asyncio.Queue[Event | None] = asyncio.Queue()
+
+    async def pump() -> None:
+        try:
+            async for event in watch(bus, tenant, job, taker=SomeTaker(arrived)):
+                arrived.put_nowait(event)
+        finally:
+            arrived.put_nowait(None)
+
+    pumping = asyncio.create_task(pump())
+    try:
+        while (event := await arrived.get()) is not None:
+            yield event
+        await pumping
+    finally:
+        pumping.cancel()
+        await asyncio.gather(pumping, return_exceptions=True)
+
+
+@pytest.fixture(params=[follow, watch, take], ids=["follow", "watch", "take"])
 def read(request: pytest.FixtureRequest) -> Reader:
     return request.param
 
@@ -159,14 +199,14 @@ async def test_a_slow_watcher_is_served_from_the_stream_in_bounded_memory(
     replies: Bus, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most = 0
-    heard = watch_module._Feed._on_message
+    heard = watch_module._Feed._on_raw
 
-    async def measured(self, message) -> None:
+    def measured(self, payload: bytes, headers: bytes) -> None:
         nonlocal most
-        await heard(self, message)
-        most = max(most, sum(len(waiting.data) for waiting in self._messages))
+        heard(self, payload, headers)
+        most = max(most, sum(len(waiting.payload) for waiting in self._messages))
 
-    monkeypatch.setattr(watch_module._Feed, "_on_message", measured)
+    monkeypatch.setattr(watch_module._Feed, "_on_raw", measured)
     events = watch(replies, "default", job, buffer_bytes=2_000)
     write = writer(replies, job)
     write.put(START)
@@ -192,16 +232,16 @@ async def test_a_slow_watcher_does_not_slow_its_neighbours(replies: Bus, job: st
 
 
 async def test_a_lost_message_is_read_from_the_stream(replies: Bus, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard = watch_module._Feed._on_message
+    heard = watch_module._Feed._on_raw
     number = 0
 
-    async def deaf_at_times(self, message) -> None:
+    def deaf_at_times(self, payload: bytes, headers: bytes) -> None:
         nonlocal number
         number += 1
         if number % 3:
-            await heard(self, message)
+            heard(self, payload, headers)
 
-    monkeypatch.setattr(watch_module._Feed, "_on_message", deaf_at_times)
+    monkeypatch.setattr(watch_module._Feed, "_on_raw", deaf_at_times)
     monkeypatch.setattr(watch_module, "LOOK_S", 0.05)
     reading = asyncio.create_task(collect(watch(replies, "default", job)))
     await write_one_by_one(writer(replies, job), whole(40))
@@ -225,3 +265,19 @@ async def test_a_message_heard_before_it_can_be_read_is_not_lost(
     seen: list[Event] = [await waiting, *await collect(events)]
     assert seen == whole(3)[2:]
     assert all(isinstance(event, Token) for event in seen[:2])
+
+
+async def test_a_taker_gets_what_is_next_in_order_and_never_the_end(replies: Bus, job: str) -> None:
+    arrived: asyncio.Queue[Event | None] = asyncio.Queue()
+    taker = SomeTaker(arrived)
+    events = watch(replies, "default", job, taker=taker)
+    reading = asyncio.create_task(collect(events))
+    write = writer(replies, job)
+    await write_one_by_one(write, [START])
+    await write_one_by_one(write, whole(30)[1:])
+    yielded = await reading
+    taken = [arrived.get_nowait() for _ in range(arrived.qsize())]
+    assert 0 < taker.num_taken == len(taken) < 30
+    assert sorted(map(whole(30).index, yielded + taken)) == list(range(len(whole(30))))
+    assert yielded == sorted(yielded, key=whole(30).index) and taken == sorted(taken, key=whole(30).index)
+    assert yielded[-1] == whole(30)[-1]
