@@ -217,6 +217,9 @@ _RULES: list[tuple[str, str, Callable[[Any, Any], bool], str]] = [
     ("scheduler.token_budget", "scheduler.chunk_tokens", lambda a, b: a >= b, "must be at least"),
     ("kv.partial_ttl_s", "kv.ttl_s", lambda a, b: a <= b, "must be at most"),
     ("api.max_body_bytes", "bus.max_payload_bytes", lambda a, b: a < b, "must be below"),
+    ("api.tls_cert_file", "api.tls_key_file", lambda a, b: bool(a) == bool(b), "goes together with"),
+    ("bus.tls_cert_file", "bus.tls_key_file", lambda a, b: bool(a) == bool(b), "goes together with"),
+    ("bus.user", "bus.password_file", lambda a, b: bool(a) == bool(b), "goes together with"),
     ("bus.replicas", "bus.url", lambda a, b: a == 1 or b != "", "needs a cluster, not the embedded server of"),
 ]
 

@@ -16,7 +16,7 @@ from services.gateway.answering import stream_answer, whole_answer
 from services.gateway.body import read_body
 from services.gateway.catalog import Catalog
 from services.gateway.connection import ClientConnection
-from services.gateway.envelope import LOG_FIELDS, REQUEST_ID, REQUEST_KEY
+from services.gateway.envelope import LOG_FIELDS, REQUEST_ID, REQUEST_KEY, TENANT
 from services.gateway.event_stream import EventStream
 from services.gateway.exchange import Exchange, Order
 from services.gateway.inbox import Inbox
@@ -90,7 +90,7 @@ class Generation:
             connection.attended(inbox.leave, self._api.stream_buffer_bytes, self._api.write_timeout_s),
         ):
             call = await self._read(request, route)
-            orders, again = await self._orders(call, request[REQUEST_KEY])
+            orders, again = await self._orders(call, request[TENANT], request[REQUEST_KEY])
             if not again:
                 await self._readiness.check(call.text.slug, self._api.no_worker_timeout_s)
             answer = answer_to(orders[0].asked, call.text.slug, self._names[call.text.slug])
@@ -115,11 +115,11 @@ class Generation:
             jobs = await jobs_of(asked, text, request[REQUEST_KEY], owner)
         return Call(route, asked, wishes, text, jobs)
 
-    async def _orders(self, call: Call, key: str) -> tuple[list[Order], bool]:
+    async def _orders(self, call: Call, tenant: str, key: str) -> tuple[list[Order], bool]:
         """The jobs to publish, and whether they may have been published before."""
         again = False
         if call.wishes.idempotency_key:
-            key, again = await newest_try(self._bus, self._bus.settings.tenant, key, len(call.jobs))
+            key, again = await newest_try(self._bus, tenant, key, len(call.jobs))
         first = Asked(
             key=key,
             route=call.route.name,
@@ -135,7 +135,7 @@ class Generation:
         returns = bool(call.asked.stream or call.wishes.idempotency_key)
         echoes = echoes_of(call.asked, call.jobs, call.text)
         return [
-            Order(job, msgspec.structs.replace(first, digest=job_digest(job), echo=echo), returns)
+            Order(tenant, job, msgspec.structs.replace(first, digest=job_digest(job), echo=echo), returns)
             for job, echo in zip(_renamed(call.jobs, key), echoes, strict=True)
         ], again
 
@@ -143,7 +143,7 @@ class Generation:
         request[LOG_FIELDS].update(answer=answer.head.id, model=call.text.slug, stream=bool(call.asked.stream))
         request[REQUEST_KEY] = asked.key
         if request[REQUEST_ID]:
-            self._requests.remember(request[REQUEST_ID], asked.key)
+            self._requests.remember(request[TENANT], request[REQUEST_ID], asked.key)
 
 
 def _renamed(jobs: Sequence[Job], key: str) -> list[Job]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from schemas.openai_answers import ModelList
 from services.bus.beats import BeatTable
@@ -28,8 +29,8 @@ class Routes:
         self._generation = generation
         self._started_s = time.monotonic()
 
-    def application(self, requests: Requests, files: Files, batches: Batches) -> web.Application:
-        app = web.Application(middlewares=[envelope])
+    def application(self, requests: Requests, files: Files, batches: Batches, identify: Middleware) -> web.Application:
+        app = web.Application(middlewares=[envelope, identify])
         app.add_routes(
             [
                 web.post("/v1/chat/completions", self._generation.chat),

@@ -16,6 +16,7 @@ from services.openai.answer import DONE, Chunk
 
 BUFFER_BYTES = 16_384
 WRITE_TIMEOUT_S = 0.3
+READ_TIMEOUT_S = 0.6
 BODY_HEAD = b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
@@ -32,7 +33,7 @@ class Server:
         app = web.Application(middlewares=[envelope])
         app.add_routes([web.get("/whole", self.whole), web.get("/stream", self.stream), web.get("/flood", self.flood)])
         app.add_routes([web.post("/body", self.body)])
-        runner = GatewayRunner(app, shutdown_timeout=0.2)
+        runner = GatewayRunner(app, read_timeout_s=READ_TIMEOUT_S, shutdown_timeout=0.2)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
