@@ -2,9 +2,16 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Protocol
 
 Owed = Literal["", "head", "body"]
+
+
+class Clock(Protocol):
+    """What an event loop is to us."""
+
+    def time(self) -> float: ...
+    def call_later(self, delay: float, callback: Callable[[], object], /) -> asyncio.TimerHandle: ...
 
 
 class ReadWatch:
@@ -16,9 +23,14 @@ class ReadWatch:
     """
 
     def __init__(
-        self, timeout_s: float, owed: Callable[[], Owed], is_paused: Callable[[], bool], on_late: Callable[[Owed], None]
+        self,
+        timeout_s: float,
+        owed: Callable[[], Owed],
+        is_paused: Callable[[], bool],
+        on_late: Callable[[Owed], None],
+        clock: Clock | None = None,
     ) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._clock: Clock = clock or asyncio.get_running_loop()
         self._timeout_s = timeout_s
         self._owed = owed
         self._is_paused = is_paused
@@ -31,9 +43,9 @@ class ReadWatch:
         """Bytes came."""
         owed = self._owed()
         if owed != self._waits_for or owed == "body":
-            self._waits_for, self._since_s = owed, self._loop.time()
+            self._waits_for, self._since_s = owed, self._clock.time()
         if owed and self._handle is None:
-            self._handle = self._loop.call_later(self._timeout_s, self._look)
+            self._handle = self._clock.call_later(self._timeout_s, self._look)
 
     def stop(self) -> None:
         if self._handle is not None:
@@ -47,9 +59,9 @@ class ReadWatch:
             self._waits_for = ""
             return
         if self._is_paused() or owed != self._waits_for:
-            self._waits_for, self._since_s = owed, self._loop.time()
-        left_s = self._since_s + self._timeout_s - self._loop.time()
+            self._waits_for, self._since_s = owed, self._clock.time()
+        left_s = self._since_s + self._timeout_s - self._clock.time()
         if left_s > 0:
-            self._handle = self._loop.call_later(left_s, self._look)
+            self._handle = self._clock.call_later(left_s, self._look)
         else:
             self._on_late(owed)
