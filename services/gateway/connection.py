@@ -146,8 +146,9 @@ class ClientConnection(RequestHandler):
             self._stall_handle = None
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """True keeps the sending side open."""
-        if not self._owes_answer():
+        """True keeps the sending side open. TLS knows no half-close: there it ends the connection."""
+        is_tls = self.transport is not None and self.transport.get_extra_info("ssl_object") is not None
+        if is_tls or not self._owes_answer():
             return None
         self._half_closed = True
         self.close()  # no further request can come
