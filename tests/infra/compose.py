@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -76,13 +75,11 @@ class Process:
         return found[1]
 
     def wait(self) -> int:
+        """Its exit code."""
         return self._process.wait(TIMEOUT_S)
 
-    def stop(self) -> int:
-        """Its exit code after SIGTERM."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-        return self.wait()
+    def terminate(self) -> None:
+        self._process.terminate()
 
     def kill(self) -> None:
         self._process.kill()

@@ -53,7 +53,9 @@ async def test_the_topology_answers_and_its_logs_hold_nothing_of_what_was_asked(
                 assert "kvrelay_" in await response.text()
     with redis.Redis(port=topology.ports["valkey"], password=topology.valkey_password) as client:
         assert client.dbsize() > 0
-    codes = {name: topology.processes[name].stop() for name in PROCESSES}
+    for name in PROCESSES:
+        topology.processes[name].terminate()
+    codes = {name: topology.processes[name].wait() for name in PROCESSES}
     assert codes == dict.fromkeys(PROCESSES, 0)
     for name, process in topology.processes.items():
         assert SECRET.lower() not in process.log.lower(), name

@@ -5,6 +5,7 @@ import contextlib
 import shutil
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,9 +36,11 @@ def tls_nats(tmp_path: Path, authority: Authority) -> Iterator[SampleNats]:
     shutil.copytree(SAMPLES, folder)
     main = folder / "nats.conf"
     main.write_text(main.read_text(encoding="utf-8").replace("# include", "include"), encoding="utf-8")
+    tls = (folder / "tls.conf").read_text(encoding="utf-8")
     certificate, key = authority.of("nats", LOOPBACK)
-    for source, name in ((certificate, "server.crt"), (key, "server.key"), (authority.ca, "ca.crt")):
-        shutil.copy(source, folder / name)
+    for here, name in ((certificate, "server.crt"), (key, "server.key"), (authority.ca, "ca.crt")):
+        tls = tls.replace(f"/etc/nats/tls/{name}", str(here))
+    (folder / "tls.conf").write_text(tls, encoding="utf-8")
     server = SampleNats(tmp_path, main).start()
     try:
         yield server
@@ -178,7 +181,7 @@ def test_redis_over_tls_with_a_password_and_certificates(tmp_path: Path, authori
             base = f"rediss://:secret@127.0.0.1:{front.port}/0?ssl_ca_certs={authority.ca}"
             shown = f"&ssl_certfile={client_certificate}&ssl_keyfile={client_key}"
             tier = RedisTier(base + shown, timeout_s=5.0)
-            tier.write(name, [memoryview(blob)], Life(1000.0))
+            tier.write(name, [memoryview(blob)], Life(time.time(), time.time() + 1000.0))
             into = memoryview(bytearray(len(blob)))
             for _ in range(10):
                 assert tier.read(name, [into]) == len(blob)
@@ -190,11 +193,13 @@ def test_redis_over_tls_with_a_password_and_certificates(tmp_path: Path, authori
                 base,
                 base.replace(str(authority.ca), str(stranger.ca)) + shown,
                 (base + shown).replace("secret", "wrong"),
-                base.replace("rediss", "redis"),
+                f"redis://:secret@127.0.0.1:{front.port}/0",
             ):
                 refused = RedisTier(url, timeout_s=2.0)
                 with pytest.raises(KvUnavailable):
                     refused.present([name])
                 refused.close()
+            with pytest.raises(SetupError, match="kv.redis_url"):  # options of TLS, and no TLS
+                RedisTier(base.replace("rediss", "redis"))
     finally:
         valkey.kill()
