@@ -29,9 +29,10 @@ def topology(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topology]:
         yield found
 
 
+@pytest.mark.timeout(300)
 async def test_the_topology_answers_and_its_logs_hold_nothing_of_what_was_asked(topology: Topology) -> None:
     url = topology.processes["gateway"].says(r'listening.*"url": ?"(http://[^"]+)"')
-    async with aiohttp.ClientSession() as session, asyncio.timeout(90):
+    async with aiohttp.ClientSession() as session, asyncio.timeout(120):
         await all_ready(session, url)
         chat = {"model": "tiny", "messages": [{"role": "user", "content": f"{SECRET} " * 10}], "max_tokens": 8}
         path, headers = f"{url}/v1/chat/completions", {"Authorization": f"Bearer {topology.key}"}

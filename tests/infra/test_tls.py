@@ -199,7 +199,7 @@ def test_redis_over_tls_with_a_password_and_certificates(tmp_path: Path, authori
                 with pytest.raises(KvUnavailable):
                     refused.present([name])
                 refused.close()
-            with pytest.raises(SetupError, match="kv.redis_url"):  # options of TLS, and no TLS
+            with pytest.raises(SetupError, match=r"kv\.redis_url"):  # options of TLS, and no TLS
                 RedisTier(base.replace("rediss", "redis"))
     finally:
         valkey.kill()
