@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import openai
 import pytest
 
 from schemas.errors import InvalidRequest, JobNotFound, SetupError
@@ -78,6 +79,18 @@ async def test_without_a_right_key_nothing_is_answered(door: Door, header: str |
             await refused(response, 401, "unauthorized")
             assert response.headers["WWW-Authenticate"] == "Bearer"
     assert door.pipeline.worker.taken.empty()
+
+
+async def test_the_official_client_sends_its_key(door: Door) -> None:
+    def client(key: str) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{door.pipeline.url}/v1", api_key=key, max_retries=0)
+
+    body: Any = door.pipeline.chat()
+    async with client(door.keys["acme"]) as right, client("sk-another") as wrong:
+        assert (await right.chat.completions.create(**body)).choices[0].message.content == "Hello 世界 👋"
+        with pytest.raises(openai.AuthenticationError) as refused_with:
+            await wrong.chat.completions.create(**body)
+    assert refused_with.value.code == "unauthorized"
 
 
 async def test_probes_need_no_key(door: Door) -> None:
