@@ -1,6 +1,7 @@
 """The compose file's topology, run as plain processes: it answers, guards its door, is scraped and tells no secrets."""
 
 import asyncio
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -47,6 +48,8 @@ async def test_the_topology_answers_and_its_logs_hold_nothing_of_what_was_asked(
                 assert response.status in (400, 404)
         async with session.post(path, data=f'{{"{SECRET}'.encode(), headers=headers) as response:
             assert response.status == 400
+        await cancel_one(session, url, chat, headers)
+        await run_a_batch(session, url, chat, headers)
         await publish_garbage(topology)
         for name in PROCESSES:
             metrics = topology.processes[name].says(r'"url": ?"(http://[^"]+/metrics)"')
@@ -75,6 +78,36 @@ async def all_ready(session: aiohttp.ClientSession, url: str) -> None:
         if found["state"] == "ok" and {role: found["workers"].get(role) for role in wanted} == wanted:
             return
         await asyncio.sleep(0.1)
+
+
+async def cancel_one(session: aiohttp.ClientSession, url: str, chat: dict[str, Any], headers: dict[str, str]) -> None:
+    asked = {**chat, "max_tokens": 500}
+    wishes = {**headers, "Prefer": "respond-async"}
+    async with session.post(f"{url}/v1/chat/completions", json=asked, headers=wishes) as response:
+        place = response.headers["Location"]
+    async with session.delete(url + place, headers=headers) as response:
+        assert (await response.json())["state"] in ("cancelled", "done")
+
+
+async def run_a_batch(session: aiohttp.ClientSession, url: str, chat: dict[str, Any], headers: dict[str, str]) -> None:
+    """From its file to the file's end: all that the gateway does on the broker."""
+    line = {"custom_id": SECRET, "method": "POST", "url": "/v1/chat/completions", "body": chat}
+    form = aiohttp.FormData({"purpose": "batch"})
+    form.add_field("file", json.dumps(line).encode(), filename="in.jsonl")
+    async with session.post(f"{url}/v1/files", data=form, headers=headers) as response:
+        file = (await response.json())["id"]
+    order = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    async with session.post(f"{url}/v1/batches", json=order, headers=headers) as response:
+        batch = await response.json()
+    while batch["status"] != "completed":
+        assert batch["status"] in ("validating", "in_progress", "finalizing"), batch
+        await asyncio.sleep(0.1)
+        async with session.get(f"{url}/v1/batches/{batch['id']}", headers=headers) as response:
+            batch = await response.json()
+    async with session.get(f"{url}/v1/files/{batch['output_file_id']}/content", headers=headers) as response:
+        assert json.loads(await response.text())["custom_id"] == SECRET
+    async with session.delete(f"{url}/v1/files/{file}", headers=headers) as response:
+        assert response.status == 200
 
 
 async def publish_garbage(topology: Topology) -> None:
