@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 
+import nats
 import pytest
 
 from schemas.errors import Forbidden, SetupError
@@ -76,6 +77,17 @@ async def test_a_tenant_submits_and_streams_and_goes_on_after_a_cut(sample: Samp
         assert "".join(texts) == "Hello 世界 👋"
         assert (await client.state(job)).state == "done"
     await worker.close()
+
+
+async def test_a_tenant_may_read_with_any_client(sample: SampleNats) -> None:
+    """As the README shows for nats-py: an ordered consumer."""
+    client = await nats.connect(sample.url, user="acme", password="acme-pw")
+    js = client.jetstream()
+    replies = await js.subscribe(
+        reply_subject("acme", "done"), stream="KVRELAY_REPLIES", ordered_consumer=True, idle_heartbeat=1.0
+    )
+    assert (await replies.next_msg(timeout=10)).data == b'{"of": "acme"}'
+    await client.close()
 
 
 @pytest.mark.parametrize(
