@@ -86,6 +86,13 @@ class JobNotFound(KvrelayError):
     http_status = 404
 
 
+class RequestTimeout(KvrelayError):
+    """The client did not say in time what it wants."""
+
+    code = "request_timeout"
+    http_status = 408
+
+
 class IdConflict(KvrelayError):
     """The id already names another job (another digest) of the same tenant."""
 

@@ -141,7 +141,7 @@ def drain_subject(process: str) -> str:
 
 
 def job_of_subject(subject: str) -> tuple[str, str]:
-    """(tenant, job) of a reply, cancel, watched or dead subject."""
+    """(tenant, job) of a reply, cancel, watched or dead subject, (tenant, batch) of a batch's."""
     _, _, tenant, job = subject.split(".")
     return tenant, job
 

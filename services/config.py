@@ -221,6 +221,9 @@ _RULES: list[tuple[str, str, Callable[[Any, Any], bool], str]] = [
         (f"upstream.{name}", "upstream.url", lambda a, b: not a or b != "", "needs the server of")
         for name in ("share", "mirror", "fallback")
     ),
+    ("api.tls_cert_file", "api.tls_key_file", lambda a, b: bool(a) == bool(b), "goes together with"),
+    ("bus.tls_cert_file", "bus.tls_key_file", lambda a, b: bool(a) == bool(b), "goes together with"),
+    ("bus.user", "bus.password_file", lambda a, b: bool(a) == bool(b), "goes together with"),
     ("bus.replicas", "bus.url", lambda a, b: a == 1 or b != "", "needs a cluster, not the embedded server of"),
 ]
 

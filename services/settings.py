@@ -104,12 +104,21 @@ class Kv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Api(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     host: Annotated[str, key("address that the gateway listens on", min_length=1)] = "127.0.0.1"
     port: Annotated[int, key("port of the gateway; 0: any free one", ge=0, le=65535)] = 8080
+    keys_file: Annotated[
+        str, key("hashes of the keys that clients must have, see `kvrelay keys`; empty: anybody may ask")
+    ] = ""
+    insecure: Annotated[bool, key("listen beyond loopback without `api.keys_file`")] = False
+    tls_cert_file: Annotated[str, key("certificate chain of the gateway, PEM; empty: plain HTTP")] = ""
+    tls_key_file: Annotated[str, key("its private key, PEM")] = ""
     resume_grace_s: Annotated[float, key("how long a job outlives an HTTP client that went away", "s", ge=0.0)] = 5.0
     keepalive_s: Annotated[float, key("longest silence on a stream before a comment line is sent", "s", gt=0.0)] = 10.0
     max_body_bytes: Annotated[int, key("largest request body; below `bus.max_payload_bytes`", "bytes", ge=1024)] = (
         8_000_000
     )
     strict: Annotated[bool, key("refuse unknown request fields with 400 instead of ignoring them")] = False
+    read_timeout_s: Annotated[
+        float, key("longest that the head of a request may take, and a pause within its body; then 408", "s", gt=0.0)
+    ] = 30.0
     write_timeout_s: Annotated[float, key("a client that reads nothing for so long is cut off", "s", gt=0.0)] = 30.0
     stream_buffer_bytes: Annotated[int, key("unread events held for one slow client", "bytes", ge=4096)] = 1_048_576
     no_worker_timeout_s: Annotated[
@@ -126,7 +135,12 @@ class Api(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Bus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    url: Annotated[str, key("NATS servers, comma-separated; empty: `up` runs an embedded one")] = ""
+    url: Annotated[str, key("NATS servers, comma-separated, `tls://` for TLS; empty: `up` runs an embedded one")] = ""
+    user: Annotated[str, key("user at NATS, if the URL names none")] = ""
+    password_file: Annotated[str, key("file with the password of `bus.user`, read at each connect")] = ""
+    tls_ca_file: Annotated[str, key("CA that NATS servers are checked against, PEM; empty: the system's")] = ""
+    tls_cert_file: Annotated[str, key("certificate that this process shows to NATS, PEM")] = ""
+    tls_key_file: Annotated[str, key("its private key, PEM")] = ""
     tenant: Annotated[str, key("tenant that this process publishes for", pattern="^[a-z0-9-]{1,64}$")] = "default"
     ack_wait_s: Annotated[float, key("a claimed job without a sign of life goes to another worker", "s", ge=0.2)] = 3.0
     max_payload_bytes: Annotated[

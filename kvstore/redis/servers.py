@@ -82,6 +82,7 @@ class OneServer:
     def __init__(self, url: str, timeout_s: float) -> None:
         with _read(url):
             pool = redis.ConnectionPool.from_url(url, **_options(timeout_s))
+            pool.connection_class(**pool.connection_kwargs)  # connects later; an option that it lacks is told now
         self._server = Server(pool)
 
     def of(self, key: bytes) -> Server:

@@ -1,4 +1,4 @@
-"""Runs the batches of a tenant: those that nobody runs, one process each. Several keepers share them by the records.
+"""Runs the batches of a tenant, or of all: those that nobody runs, one process each. Keepers share them by the records.
 
 Two processes that take each other for dead may run one batch at once: their jobs and results are the same ones.
 """
@@ -17,7 +17,7 @@ from schemas.subjects import batch_subject
 from services.batch.lines import Plan, make_plan
 from services.batch.results import COMPLETED, Result, stored
 from services.batch.run import BatchRun, Setting
-from services.batch.shelf import Shelf, output_names
+from services.batch.shelf import Shelf, all_batches, output_names
 from services.bus import records
 from services.bus.beats import BeatTable
 
@@ -28,11 +28,10 @@ log = logging.getLogger("kvrelay.batch")
 
 
 class BatchKeeper:
-    """`process`: the name under which this process beats."""
+    """`process`: the name under which this process beats. The tenant of `setting` may be `*`."""
 
-    def __init__(self, setting: Setting, shelf: Shelf, beats: BeatTable, process: str) -> None:
+    def __init__(self, setting: Setting, beats: BeatTable, process: str) -> None:
         self._setting = setting
-        self._shelf = shelf
         self._beats = beats
         self._process = process
         self._running: dict[str, Keeping] = {}
@@ -55,7 +54,7 @@ class BatchKeeper:
                         await self._changed.wait()
 
     async def _look(self, group: asyncio.TaskGroup) -> None:
-        for sequence, record in await self._shelf.batches():
+        for tenant, sequence, record in await all_batches(self._setting.bus, self._setting.tenant):
             batch = record.batch
             running = self._running.get(batch.id)
             if running is not None:
@@ -63,9 +62,11 @@ class BatchKeeper:
                     running.cancel()
             elif batch.status not in ENDED and batch.id not in self._broken and not self._runs_elsewhere(record):
                 mine = msgspec.structs.replace(record, runner=self._process)
-                taken = await self._shelf.put_batch(mine, sequence)
+                shelf = Shelf(self._setting.bus, tenant)
+                taken = await shelf.put_batch(mine, sequence)
                 if taken is not None:
-                    keeping = self._running[batch.id] = Keeping(self._setting, self._shelf, mine, taken)
+                    setting = self._setting._replace(tenant=tenant)
+                    keeping = self._running[batch.id] = Keeping(setting, shelf, mine, taken)
                     group.create_task(self._keep(keeping, batch.id))
 
     def _runs_elsewhere(self, record: BatchRecord) -> bool:

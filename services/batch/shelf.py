@@ -15,6 +15,7 @@ from schemas.subjects import (
     RESULTS_STREAM,
     batch_subject,
     file_subject,
+    job_of_subject,
     results_subject,
 )
 from schemas.wire import encode
@@ -153,13 +154,18 @@ class Shelf:
 
     async def batches(self) -> list[tuple[int, BatchRecord]]:
         """Newest first."""
-        found = await records.latest(self._bus, BATCHES_STREAM, batch_subject(self._tenant, "*"))
-        read = [(record.sequence, record_decoder.decode(record.payload)) for record in found]
-        return sorted(read, key=lambda item: (item[1].batch.created_at, item[1].batch.id), reverse=True)
+        return [(sequence, record) for _, sequence, record in await all_batches(self._bus, self._tenant)]
 
     async def put_batch(self, record: BatchRecord, last: int = 0) -> int | None:
         """Replaces the record with sequence `last`. Its sequence; None if another one has come between."""
         return await records.put(self._bus, batch_subject(self._tenant, record.batch.id), encode(record), last)
+
+
+async def all_batches(bus: Bus, tenant: str) -> list[tuple[str, int, BatchRecord]]:
+    """Each with its tenant, newest first; `tenant` may be `*`. Raises `BusUnavailable`."""
+    found = await records.latest(bus, BATCHES_STREAM, batch_subject(tenant, "*"))
+    read = [(job_of_subject(each.subject)[0], each.sequence, record_decoder.decode(each.payload)) for each in found]
+    return sorted(read, key=lambda item: (item[2].batch.created_at, item[2].batch.id), reverse=True)
 
 
 def output_names(batch: str) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from schemas.errors import BusUnavailable, Forbidden, Internal, SetupError, TooLarge
+from services.bus.access import Asked, options
 from services.bus.client import ReconnectingClient
 from services.bus.clock import BrokerClock
 from services.bus.inbox import Inbox, OnReply
@@ -58,13 +59,14 @@ class Bus:
         self._up: list[Callable[[], None]] = []
         self._parts: dict[type[Any], Part] = {}
         self._inbox = Inbox(self._client.new_inbox())
+        self._asked = Asked()
         self._unreachable_logged = False
 
     @classmethod
     async def connect(
         cls, url: str, name: str = "kvrelay", settings: BusSettings | None = None, timeout_s: float = 5.0
     ) -> "Bus":
-        """Connects to one server or a comma-separated list. Raises `SetupError` if none answers in time."""
+        """Connects to one server or a comma-separated list. Raises `SetupError` if none lets us in in time."""
         bus = cls(settings or BusSettings(), name)
         try:
             async with asyncio.timeout(timeout_s):
@@ -89,6 +91,7 @@ class Bus:
             reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]  # seconds, fractions work
             ping_interval=PING_INTERVAL_S,
             pending_size=NO_BUFFERING,
+            **options(self.settings),
         )
         await self._client.subscribe(self._inbox.subject, cb=self._inbox.deliver, pending_bytes_limit=0)
         self._connected.set()
@@ -190,18 +193,23 @@ class Bus:
     async def request(
         self, subject: str, payload: bytes = b"", headers: Headers | None = None, timeout_s: float = 5.0
     ) -> Msg:
-        """One reply. Raises `NoResponder`, `TooLarge`, or `BusUnavailable` (then it may have arrived all the same)."""
+        """One reply. Raises `NoResponder`, `TooLarge`, `Forbidden`, or `BusUnavailable` (then it may have arrived)."""
         answer: asyncio.Future[Msg | None] = asyncio.get_running_loop().create_future()
 
         def settle(message: Msg | None) -> None:
             if not answer.done():
                 answer.set_result(message)
 
+        def refuse(error: Forbidden) -> None:
+            if not answer.done():
+                answer.set_exception(error)
+
         reply = self.expect(settle)
         try:
             async with asyncio.timeout(timeout_s):
-                await self.publish(subject, payload, headers, reply)
-                message = await answer
+                with self._asked.waiting(subject, refuse):
+                    await self.publish(subject, payload, headers, reply)
+                    message = await answer
         except TimeoutError as error:
             raise BusUnavailable(f"NATS did not answer {subject} in {timeout_s} s") from error
         finally:
@@ -262,8 +270,8 @@ class Bus:
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, nats_errors.SlowConsumerError):
             log.warning("messages on %s were dropped: the reader is too slow", error.subject)
-        elif "permissions violation" in str(error).lower():
-            log.error("%s", Forbidden(str(error)))
+        elif forbidden := self._asked.violation(error):
+            log.error("%s: %s", self.name, forbidden)
         elif not self._unreachable_logged and not self._closing:
             self._unreachable_logged = True
             log.warning("%s: NATS: %s", self.name, error or type(error).__name__)

@@ -31,14 +31,13 @@ MAX_RETRY_S = 1.0
 class Submitted:
     """A job on its queue. `duplicate`: a message with this id was there already, and this is its sequence."""
 
+    stream: str
     sequence: int
-    stream_created_ms: int
     duplicate: bool = False
 
-    @property
-    def origin(self) -> str:
-        """The job's id if it was published without one."""
-        return derived_job_id(self.sequence, self.stream_created_ms)
+    async def origin(self, bus: Bus) -> str:
+        """The job's id if it was published without one. Asks for what tenants may not see (infra/nats/nats.conf)."""
+        return derived_job_id(self.sequence, await bus.part(StreamFacts).created_ms(self.stream))
 
 
 async def submit_job(
@@ -55,8 +54,7 @@ async def submit_job(
         raise await _no_queue(bus, model, lane) from error
     except QueueFull as error:
         raise QueueFull(f"the queue of model {model!r} is full: try again later") from error
-    created_ms = await bus.part(StreamFacts).created_ms(stream_name(Stage.PREFILL, model))
-    return Submitted(ack.seq, created_ms, ack.duplicate)
+    return Submitted(stream_name(Stage.PREFILL, model), ack.seq, ack.duplicate)
 
 
 async def _no_queue(bus: Bus, model: str, lane: Lane) -> KvrelayError:

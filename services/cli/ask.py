@@ -15,6 +15,7 @@ from services.bus.connection import Bus
 from services.bus.publish import job_msg_id, submit_job
 from services.bus.reader import follow
 from services.cli.pipeline_address import bus_url, served_slug
+from services.config import Bus as BusSettings
 from services.config import Settings
 
 PATIENCE_S = 3.0
@@ -27,11 +28,12 @@ class Target(NamedTuple):
     tenant: str
     model: str
     lane: Lane = Lane.INTERACTIVE
+    bus: BusSettings = BusSettings()
 
     @classmethod
     def of(cls, settings: Settings, lane: Lane = Lane.INTERACTIVE) -> "Target":
         """Raises `SetupError` if no pipeline can be found."""
-        return cls(bus_url(settings), settings.bus.tenant, served_slug(settings), lane)
+        return cls(bus_url(settings), settings.bus.tenant, served_slug(settings), lane, settings.bus)
 
 
 async def ask(
@@ -43,7 +45,7 @@ async def ask(
     `PATIENCE_S`. Raises what `submit_job` and `follow` raise, and `IdConflict` for the id of another job.
     """
     assert job.id is not None
-    bus = await Bus.connect(target.url, name="kvrelay-cli")
+    bus = await Bus.connect(target.url, "kvrelay-cli", target.bus)
     impatience = asyncio.get_running_loop().call_later(PATIENCE_S, on_silence or _nothing)
     ours_to_cancel = False
     try:

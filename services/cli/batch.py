@@ -108,7 +108,7 @@ def fetch(settings: Settings, batch_id: str, output: Path, wait: bool) -> None:
 
 
 async def _submit(settings: Settings, file: Path, endpoint: str, window: str) -> Batch:
-    async with listening(bus_url(settings)) as (bus, beats):
+    async with listening(bus_url(settings), settings.bus) as (bus, beats):
         if not beats.alive("gateway"):
             raise NoWorker("no gateway runs that would take the batch: start one, or use `kvrelay batch run`")
         await set_up(bus, served_slug(settings))

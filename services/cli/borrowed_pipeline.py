@@ -27,7 +27,16 @@ def pipeline(settings: Settings, *arguments: str) -> Iterator[tuple[str, str]]:
         click.echo(f"asking the pipeline that runs here already: {running.http} {running.nats}")
         yield running.http, running.nats
         return
-    quiet = msgspec.structs.replace(settings.api, port=0, metrics_port=-1, log_level="warning")
+    quiet = msgspec.structs.replace(
+        settings.api,
+        host="127.0.0.1",  # nobody else shall ask it, and so nobody needs a key
+        port=0,
+        keys_file="",
+        tls_cert_file="",
+        tls_key_file="",
+        metrics_port=-1,
+        log_level="warning",
+    )
     command = [*tethered(), sys.executable, "-P", "-m", "services.cli.main", "up", *arguments]
     env = to_env(msgspec.structs.replace(settings, api=quiet))
     click.echo("starting a pipeline ...", err=True)

@@ -38,7 +38,7 @@ def demo(settings: Settings) -> None:
     with pipeline(settings) as (http_url, nats_url):
         model = served_slug(settings)
         failures = [
-            *asyncio.run(_over_nats(Target(nats_url, settings.bus.tenant, model), settings)),
+            *asyncio.run(_over_nats(Target(nats_url, settings.bus.tenant, model, bus=settings.bus), settings)),
             *_over_http(http_url, model, settings.kv.block_tokens),
         ]
     if failures:

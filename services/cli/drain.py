@@ -39,11 +39,11 @@ def drain(settings: Settings, names: tuple[str, ...], everybody: bool, no_wait: 
     """
     if bool(names) == everybody:
         raise click.UsageError("name the workers to drain (`kvrelay workers` lists them), or give --all")
-    asyncio.run(_drain(bus_url(settings), names, no_wait))
+    asyncio.run(_drain(settings, names, no_wait))
 
 
-async def _drain(url: str, names: tuple[str, ...], no_wait: bool) -> None:
-    async with listening(url) as (bus, beats):
+async def _drain(settings: Settings, names: tuple[str, ...], no_wait: bool) -> None:
+    async with listening(bus_url(settings), settings.bus) as (bus, beats):
         chosen = _chosen(beats, names)
         grace_s = max([await _tell(bus, name) for name in chosen])
         if not no_wait:

@@ -84,7 +84,7 @@ class _Answer(msgspec.Struct):
 async def _find(bus: Bus, name: str) -> list[JobReport]:
     """The job of this name, or those of a request with several prompts. Empty if nothing is known."""
     try:
-        report = await find_request(bus, bus.settings.tenant, name, RequestNames().job_ids(name))
+        report = await find_request(bus, bus.settings.tenant, name, RequestNames().job_ids(bus.settings.tenant, name))
     except Refused as error:
         if error.err_code != STREAM_NOT_FOUND:
             raise

@@ -6,14 +6,15 @@ from collections.abc import AsyncIterator
 from schemas.beat import BEAT_INTERVAL_S, WORKER_ROLES, Beat
 from services.bus.beats import BeatTable
 from services.bus.connection import Bus
+from services.config import Bus as BusSettings
 
 LISTEN_S = 1.5 * BEAT_INTERVAL_S
 
 
 @contextlib.asynccontextmanager
-async def listening(url: str) -> AsyncIterator[tuple[Bus, BeatTable]]:
+async def listening(url: str, settings: BusSettings) -> AsyncIterator[tuple[Bus, BeatTable]]:
     """A connection, and a table that has heard everybody. Raises `SetupError` if no NATS answers."""
-    async with await Bus.connect(url, name="kvrelay-cli") as bus:
+    async with await Bus.connect(url, "kvrelay-cli", settings) as bus:
         beats = BeatTable(bus)
         await beats.start()
         try:

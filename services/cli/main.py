@@ -26,6 +26,7 @@ _COMMANDS = {
     "job": "services.cli.job:job",
     "dead": "services.cli.dead:dead",
     "kv": "services.cli.kv:kv",
+    "keys": "services.cli.keys:keys",
     "model": "services.cli.model:model",
     "config": "services.cli.show_config:config",
     "schemas": "services.cli.schemas:schemas",
@@ -48,6 +49,7 @@ Examples:
   kvrelay dead ls                            jobs that were given up
   kvrelay kv explain "Hello"                 which blocks of a prompt are stored, and why not
   kvrelay prefill --nats nats://queue:4222   one worker for a NATS that runs elsewhere
+  kvrelay keys add --tenant acme             a key for who may ask the gateway
   kvrelay workers                            who works, and on what
   kvrelay drain decode-4711-1f2e3d4c         let a worker leave; its jobs go on elsewhere
   kvrelay restart                            replace all workers, without a gap

@@ -20,6 +20,8 @@ _OPTIONS: dict[str, tuple[str, str, Any]] = {
     "compute.threads": ("--threads", "N", int),
     "api.host": ("--host", "ADDRESS", str),
     "api.port": ("--port", "N", int),
+    "api.keys_file": ("--keys", "FILE", click.Path(dir_okay=False)),
+    "api.insecure": ("--insecure", "", bool),
     "bus.url": ("--nats", "URL", str),
     "bus.tenant": ("--tenant", "NAME", str),
 }
@@ -45,7 +47,11 @@ def with_settings(*names: str) -> Callable[[Command], Command]:
             flag, metavar, kind = _OPTIONS[name]
             key = config.KEYS[name]
             text = f"{key.doc}  [{name}, default {key.default!r}]"
-            run = click.option(flag, _variable(name), metavar=metavar, type=kind, help=text)(run)
+            # A flag says yes or nothing; nothing is None, so that other sources are heard.
+            how: dict[str, Any] = (
+                {"is_flag": True, "default": None} if kind is bool else {"metavar": metavar, "type": kind}
+            )
+            run = click.option(flag, _variable(name), help=text, **how)(run)
         run = click.option(
             "--set", "assigned", metavar="GROUP.KEY=VALUE", multiple=True, help="Any other setting; may be repeated."
         )(run)

@@ -64,7 +64,9 @@ def _run(role: str, settings: Settings, rolling: bool) -> NoReturn:
 
 
 @click.command()
-@with_settings("bus.url", "api.host", "api.port", "kv.data_dir", "compute.model", "bus.tenant")
+@with_settings(
+    "bus.url", "api.host", "api.port", "api.keys_file", "api.insecure", "kv.data_dir", "compute.model", "bus.tenant"
+)
 def gateway(settings: Settings) -> None:
     """Run the OpenAI-compatible HTTP gateway."""
     url = _bus_url(settings)

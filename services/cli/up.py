@@ -12,6 +12,8 @@ from services.config import Settings
 @with_settings(
     "api.port",
     "api.host",
+    "api.keys_file",
+    "api.insecure",
     "kv.data_dir",
     "kv.redis_url",
     "compute.model",
@@ -34,6 +36,7 @@ def up(settings: Settings, prefill: int | None, decode: int | None, both: int, r
     the configuration again and replaces the workers without losing or repeating a token. `--both 1` runs one worker for
     both stages instead of two: it takes less memory, and long prompts hold up the answers beside them.
     """
+    from services.gateway.exposure import refuse_open_door
     from services.supervisor.plan import Crew
     from services.supervisor.supervisor import Asked, run
 
@@ -41,4 +44,5 @@ def up(settings: Settings, prefill: int | None, decode: int | None, both: int, r
     crew = Crew(others if prefill is None else prefill, others if decode is None else decode, both)
     if not (crew.both or (crew.prefill and crew.decode)):
         raise click.UsageError("a pipeline needs a prefill and a decode worker, or one that does both")
+    refuse_open_door(settings.api)
     sys.exit(run(Asked(settings, crew, reloader(), rolling)))

@@ -29,7 +29,7 @@ def workers(settings: Settings, as_json: bool) -> None:
     kvrelay workers
     kvrelay workers --nats nats://queue:4222 --json
     """
-    found = asyncio.run(_find(bus_url(settings)))
+    found = asyncio.run(_find(settings))
     if as_json:
         for beat in found:
             click.echo(encode(beat))
@@ -39,8 +39,8 @@ def workers(settings: Settings, as_json: bool) -> None:
         click.echo("no worker is alive: start one with `kvrelay up`, `kvrelay prefill` or `kvrelay decode`", err=True)
 
 
-async def _find(url: str) -> list[Beat]:
-    async with listening(url) as (_, beats):
+async def _find(settings: Settings) -> list[Beat]:
+    async with listening(bus_url(settings), settings.bus) as (_, beats):
         return live(beats)
 
 

@@ -17,6 +17,7 @@ from services.bus.job_state import look
 from services.bus.publish import job_msg_id, submit_job
 from services.bus.reader import follow
 from services.client.place import Place
+from services.settings import Bus as BusSettings
 
 
 class Client:
@@ -32,12 +33,19 @@ class Client:
 
     @classmethod
     async def connect(
-        cls, url: str = "nats://127.0.0.1:4222", *, model: str = "smollm2-135m-instruct", tenant: str = DEFAULT_TENANT
+        cls,
+        url: str = "nats://127.0.0.1:4222",
+        *,
+        model: str = "smollm2-135m-instruct",
+        tenant: str = DEFAULT_TENANT,
+        **access: str,
     ) -> "Client":
-        """`model`: its slug, as `kvrelay workers` shows it. Raises `SetupError` if no NATS answers."""
+        """`model`: its slug, as `kvrelay workers` shows it. `access`: `user` and `password_file`, `tls_ca_file`,
+        `tls_cert_file` and `tls_key_file`, as in [bus]. Raises `SetupError` if no NATS lets us in."""
         check_slug(model, "model")
         check_slug(tenant, "tenant")
-        return cls(await Bus.connect(url, "kvrelay-client"), tenant, model)
+        settings = BusSettings(**access)  # type: ignore[arg-type]  # of the names above
+        return cls(await Bus.connect(url, "kvrelay-client", settings), tenant, model)
 
     async def close(self) -> None:
         await self._bus.close()

@@ -4,6 +4,7 @@
 - A half-close (the client is done sending and still reads) is no disconnect. TCP cannot tell it from a close until
   something is written, so after the client's end of file the connection is probed: with `100 Continue`, which every
   HTTP/1.1 client skips, before the answer's head, and with an SSE comment after it.
+- A client that does not finish its request is refused with 408 (see `read_watch`).
 - A reader that stalls: what it does not read is held up to a known size, then for a limited time, then the
   connection is cut.
 """
@@ -18,7 +19,8 @@ from typing import Any
 from aiohttp import HttpVersion11, web
 from aiohttp.web_protocol import RequestHandler
 
-from schemas.errors import Internal, InvalidRequest, KvrelayError
+from schemas.errors import Internal, InvalidRequest, KvrelayError, RequestTimeout
+from services.gateway.read_watch import Owed, ReadWatch
 from services.gateway.refusal import refusal
 
 PROBE_DELAY_S = 0.3  # an answer that is ready by then is sent without any probe
@@ -27,10 +29,13 @@ MAX_KERNEL_BUFFER_BYTES = 262_144
 
 _log = logging.getLogger("kvrelay.gateway")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_TIMEOUT_HEAD = (
+    b"HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+)
 
 
 class ClientConnection(RequestHandler):
-    def __init__(self, manager: web.Server, **options: Any) -> None:
+    def __init__(self, manager: web.Server, read_timeout_s: float, **options: Any) -> None:
         super().__init__(manager, loop=asyncio.get_running_loop(), **options)
         self.is_gone = False
         self.has_stalled = False
@@ -42,6 +47,9 @@ class ClientConnection(RequestHandler):
         self._timeout_s = 0.0
         self._probe_handle: asyncio.TimerHandle | None = None
         self._stall_handle: asyncio.TimerHandle | None = None
+        self._reading = ReadWatch(
+            read_timeout_s, self._owed, lambda: self._reading_paused or self._buffer_paused, self._on_late
+        )
 
     def _remembered(self, make: Any) -> Any:
         def remember(*parts: Any) -> web.BaseRequest:
@@ -90,6 +98,26 @@ class ClientConnection(RequestHandler):
             request.content.set_exception(web.RequestPayloadError("the body is badly framed"))
             request.content.feed_eof()
             self.close()
+        self._reading.heard()
+
+    def _owed(self) -> Owed:
+        """What of a request is still to come; of an idle connection nothing."""
+        if self._messages:
+            return "" if self._messages[-1][1].is_eof() else "body"
+        if self._waiter is not None:
+            return "" if self._waiter.done() else "head"
+        return "body" if self._request is not None and not self._request.content.is_eof() else ""
+
+    def _on_late(self, owed: Owed) -> None:
+        late = RequestTimeout(f"the {owed} of the request did not come in time (api.read_timeout_s)")
+        if owed == "body" and self._request is not None:
+            self._request.content.set_exception(late)
+            self.close()
+        elif self.transport is not None:
+            body = refusal(late).body
+            assert isinstance(body, bytes)
+            self.transport.write(_TIMEOUT_HEAD % len(body) + body)
+            self.force_close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -138,8 +166,9 @@ class ClientConnection(RequestHandler):
             self._stall_handle = None
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """True keeps the sending side open."""
-        if not self._owes_answer():
+        """True keeps the sending side open. TLS knows no half-close: there it ends the connection."""
+        is_tls = self.transport is not None and self.transport.get_extra_info("ssl_object") is not None
+        if is_tls or not self._owes_answer():
             return None
         self._half_closed = True
         self.close()  # no further request can come
@@ -174,6 +203,7 @@ class ClientConnection(RequestHandler):
         super().connection_lost(exc)
         self.is_gone = True
         self._request = None
+        self._reading.stop()
         self._stop_watching()
         if self._probe_handle is not None:
             self._probe_handle.cancel()
@@ -207,11 +237,16 @@ class GatewayServer(web.Server):
 class GatewayRunner(web.AppRunner):
     """Runs an application on `ClientConnection`s."""
 
+    def __init__(self, app: web.Application, *, read_timeout_s: float, shutdown_timeout: float) -> None:
+        super().__init__(app, shutdown_timeout=shutdown_timeout)
+        self._read_timeout_s = read_timeout_s
+
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
         return GatewayServer(
             server.request_handler,
             request_factory=server.request_factory,
+            read_timeout_s=self._read_timeout_s,
             access_log=None,
             auto_decompress=False,  # compressed bodies are refused; nothing may inflate them first
         )

@@ -22,6 +22,7 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 REQUEST_ID = web.RequestKey("request_id", str)  # the client's own, or ""
 REQUEST_KEY = web.RequestKey("request_key", str)  # what its jobs and its answer are named after
+TENANT = web.RequestKey("tenant", str)  # whose request it is
 LOG_FIELDS = web.RequestKey("log_fields", dict[str, Any])  # what a handler adds to the request's log line
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -56,6 +56,8 @@ class EventStream:
         """Calls `on_silence` whenever nothing was written for so long. One timer for many writes: they move what it
         waits for, and not the timer."""
 
+        timer: asyncio.TimerHandle
+
         def look() -> None:
             nonlocal timer
             left_s = self.last_write_s + seconds - self._loop.time()

@@ -39,6 +39,7 @@ _log = logging.getLogger("kvrelay.gateway")
 class Order(NamedTuple):
     """A job to be published. `can_be_resumed`: its client knows how to come back for its answer."""
 
+    tenant: str
     job: Job
     asked: Asked
     can_be_resumed: bool = False
@@ -47,13 +48,12 @@ class Order(NamedTuple):
 class Exchange:
     """Owns every open job from its acceptance to its end; `close` ends what is left."""
 
-    def __init__(self, bus: Bus, tenant: str, owner: str, resume_grace_s: float, beats: BeatTable) -> None:
+    def __init__(self, bus: Bus, owner: str, resume_grace_s: float, beats: BeatTable) -> None:
         self._bus = bus
-        self._tenant = tenant
         self.owner = owner
         self._grace_s = resume_grace_s
         self._beats = beats
-        self.jobs: dict[str, OpenJob] = {}
+        self.jobs: dict[tuple[str, str], OpenJob] = {}  # by tenant and id
         self.job_opened = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -78,8 +78,8 @@ class Exchange:
             yield
 
     def is_watched(self, tenant: str, job: str) -> bool:
-        found = self.jobs.get(job)
-        return tenant == self._tenant and found is not None and found.is_watched
+        found = self.jobs.get((tenant, job))
+        return found is not None and found.is_watched
 
     @contextlib.asynccontextmanager
     async def _following(self, inbox: Inbox, grace_s: float = 0.0) -> AsyncIterator[Callable[[int, OpenJob], None]]:
@@ -108,17 +108,17 @@ class Exchange:
                 self._leave(job, inbox, grace_s)
 
     async def _open(self, order: Order, again: bool) -> OpenJob:
-        job, asked = order.job, order.asked
+        tenant, job, asked = order.tenant, order.job, order.asked
         assert job.id is not None and job.model is not None
         trace = telemetry.inject()
-        headers = {**trace, MSG_ID_HEADER: job_msg_id(self._tenant, job.id)}
-        found = OpenJob.of(job.id, job.model, asked, asyncio.get_running_loop().time())
+        headers = {**trace, MSG_ID_HEADER: job_msg_id(tenant, job.id)}
+        found = OpenJob.of(tenant, job.id, job.model, asked, asyncio.get_running_loop().time())
         found.can_be_resumed = order.can_be_resumed
         try:
-            first = await open_job(self._bus, self._tenant, job.id, job.model, trace, asked)
+            first = await open_job(self._bus, tenant, job.id, job.model, trace, asked)
             if first is not None:
                 self._add(found)
-                await self._submit(job, headers)
+                await self._submit(tenant, job, headers)
         except KvrelayError as error:  # also when `accepted` may have been stored: it must not stay for ever
             self._add(found)
             self.end(found, error)
@@ -131,46 +131,49 @@ class Exchange:
 
     async def _reopen(self, order: Order, headers: dict[str, str]) -> OpenJob:
         """A job that its client asked for before. Whoever accepted it may have died before it was queued."""
-        job, asked = order.job, order.asked
+        tenant, job, asked = order.tenant, order.job, order.asked
         assert job.id is not None
-        found = await recall_job(self._bus, self._tenant, job.id)
+        found = await recall_job(self._bus, tenant, job.id)
         if found is None or found.asked.digest != asked.digest:
             raise IdConflict("this Idempotency-Key was used for another request", param="Idempotency-Key")
-        last = await last_message(self._bus, self._tenant, job.id)
+        last = await last_message(self._bus, tenant, job.id)
         if last is not None and all(isinstance(event, Accepted) for event in last.events):
-            await self._submit(job, headers)
+            await self._submit(tenant, job, headers)
         joined = self._join(job.id, found)
         joined.can_be_resumed = True
         return joined
 
     def _join(self, job: str, found: Recalled) -> OpenJob:
-        here = self.jobs.get(job)
+        here = self.jobs.get((found.tenant, job))
         if here is None:
             accepted_s = asyncio.get_running_loop().time() - found.age_s
-            here = OpenJob.of(job, found.model, found.asked, accepted_s)
+            here = OpenJob.of(found.tenant, job, found.model, found.asked, accepted_s)
             here.is_ours, here.can_be_resumed = False, True
             self._add(here)
         return here
 
     def _add(self, job: OpenJob) -> None:
-        self.jobs[job.id] = job
+        self.jobs[job.tenant, job.id] = job
         self.job_opened.set()
 
-    async def _submit(self, job: Job, headers: dict[str, str]) -> None:
+    def _forget(self, job: OpenJob) -> None:
+        self.jobs.pop((job.tenant, job.id), None)
+
+    async def _submit(self, tenant: str, job: Job, headers: dict[str, str]) -> None:
         """A publish whose answer is lost is repeated once: the queue drops a second message with the same id."""
         assert job.model is not None
         payload = encode(job)
         try:
-            await submit_job(self._bus, self._tenant, job.model, Lane.INTERACTIVE, payload, headers)
+            await submit_job(self._bus, tenant, job.model, Lane.INTERACTIVE, payload, headers)
         except BusUnavailable:
             await self._bus.wait_connected(REPEAT_WITHIN_S)
-            await submit_job(self._bus, self._tenant, job.model, Lane.INTERACTIVE, payload, headers)
+            await submit_job(self._bus, tenant, job.model, Lane.INTERACTIVE, payload, headers)
 
     async def _pump(self, job: OpenJob, number: int, inbox: Inbox) -> None:
         """Carries the job's events to its request, until the end."""
         try:
             watched = cast(
-                AsyncGenerator[Event, None], watch(self._bus, self._tenant, job.id, taker=Seat(job, number, inbox))
+                AsyncGenerator[Event, None], watch(self._bus, job.tenant, job.id, taker=Seat(job, number, inbox))
             )
             async with contextlib.aclosing(watched) as events:
                 async for event in events:
@@ -190,9 +193,9 @@ class Exchange:
         if job.has_ended:
             if job.is_ours:
                 telemetry.jobs.add(code=job.code, stage="gateway")
-            self.jobs.pop(job.id, None)
+            self._forget(job)
         elif job.is_detached:
-            self.jobs.pop(job.id, None)
+            self._forget(job)
         elif not job.is_ending:
             job.leaving = self._start(self._abandon(job, grace_s), f"grace of {job.id}")
 
@@ -200,7 +203,7 @@ class Exchange:
         await asyncio.sleep(grace_s)
         job.is_asking = True
         if await self._is_watched_elsewhere(job):
-            self.jobs.pop(job.id, None)
+            self._forget(job)
         else:
             self.end(job, Cancelled("nobody waits for this job any more"))
 
@@ -209,7 +212,7 @@ class Exchange:
             return False
         while True:
             try:
-                return await watcher_of(self._bus, self._tenant, job.id) is not None
+                return await watcher_of(self._bus, job.tenant, job.id) is not None
             except BusUnavailable:
                 await self._bus.wait_connected()
 
@@ -236,7 +239,7 @@ class Exchange:
             job.stop(error)
             raise
         finally:
-            self.jobs.pop(job.id, None)
+            self._forget(job)
             if guard is not None and job.has_ended:
                 guard.cancel()
 
@@ -244,7 +247,7 @@ class Exchange:
         """Writes the end and tells the worker. False if the job had ended by itself."""
         while True:
             try:
-                return await cancel_job(self._bus, self._tenant, job.id, error)
+                return await cancel_job(self._bus, job.tenant, job.id, error)
             except BusUnavailable as failure:
                 _log.warning("job %s cannot be ended yet: %s", job.id, failure)
                 await self._bus.wait_connected()

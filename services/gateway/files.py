@@ -9,8 +9,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from schemas.errors import InvalidRequest, KvrelayError
 from services.batch.shelf import Shelf
+from services.bus.connection import Bus
 from services.gateway.connection import ClientConnection
-from services.gateway.envelope import common_headers
+from services.gateway.envelope import TENANT, common_headers
 from services.gateway.paging import page
 from services.settings import Api
 
@@ -26,20 +27,23 @@ class Deleted(TypedDict):
 
 
 class Files:
-    def __init__(self, shelf: Shelf, api: Api) -> None:
-        self._shelf = shelf
+    def __init__(self, bus: Bus, api: Api) -> None:
+        self._bus = bus
         self._api = api
+
+    def _shelf(self, request: web.Request) -> Shelf:
+        return Shelf(self._bus, request[TENANT])
 
     async def create(self, request: web.Request) -> web.Response:
         """Raises `InvalidRequest`, `TooLarge`, `QueueFull` or `BusUnavailable`."""
         if request.content_type != "multipart/form-data":
             raise InvalidRequest("Content-Type must be multipart/form-data")
         try:
-            return _json(await self._stored(await request.multipart()))
+            return _json(await self._stored(self._shelf(request), await request.multipart()))
         except (ValueError, web.RequestPayloadError, HttpProcessingError) as error:
             raise InvalidRequest("the body is no multipart/form-data") from error
 
-    async def _stored(self, reader: MultipartReader) -> object:
+    async def _stored(self, shelf: Shelf, reader: MultipartReader) -> object:
         """The fields may come in any order; what else there is (`expires_after`) has no effect."""
         purpose, file = "", None
         while (part := await reader.next()) is not None:
@@ -48,13 +52,13 @@ class Files:
             if part.name == "file":
                 if file is not None:
                     raise InvalidRequest("file is given twice", param="file")
-                file = await self._shelf.put_file(_parts(part), part.filename or "", "batch")
+                file = await shelf.put_file(_parts(part), part.filename or "", "batch")
             else:
                 value = (await part.read(decode=True))[:MAX_FIELD_BYTES].decode("utf-8", "replace")
                 purpose = value if part.name == "purpose" else purpose
         if file is None or purpose not in PURPOSES:
             if file is not None:
-                await self._shelf.remove_file(file.id)
+                await shelf.remove_file(file.id)
             raise InvalidRequest(
                 "file is missing" if file is None else f"purpose must be one of {', '.join(PURPOSES)}",
                 param="file" if file is None else "purpose",
@@ -63,28 +67,29 @@ class Files:
 
     async def index(self, request: web.Request) -> web.Response:
         purpose = request.query.get("purpose")
-        found = [file for file in await self._shelf.files() if purpose in (None, file.purpose)]
+        found = [file for file in await self._shelf(request).files() if purpose in (None, file.purpose)]
         return _json(page(found, request.query, lambda file: file.id))
 
     async def show(self, request: web.Request) -> web.Response:
-        return _json(await self._shelf.file(request.match_info["id"]))
+        return _json(await self._shelf(request).file(request.match_info["id"]))
 
     async def remove(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]
-        await self._shelf.remove_file(name)
+        await self._shelf(request).remove_file(name)
         gone: Deleted = {"id": name, "object": "file", "deleted": True}
         return _json(gone)
 
     async def content(self, request: web.Request) -> web.StreamResponse:
         """Raises `JobNotFound` or `BusUnavailable` before the first byte; later the connection is cut."""
-        file = await self._shelf.file(request.match_info["id"])
+        shelf = self._shelf(request)
+        file = await shelf.file(request.match_info["id"])
         response = web.StreamResponse(headers={**common_headers(request), "Content-Type": "application/octet-stream"})
         response.content_length = file.bytes
         connection = cast(ClientConnection, request.protocol)
         with connection.attended(lambda _: None, self._api.stream_buffer_bytes, self._api.write_timeout_s):
             await response.prepare(request)
             try:
-                async for part in self._shelf.content(file.id):
+                async for part in shelf.content(file.id):
                     await response.write(part)
             except KvrelayError as error:
                 raise ConnectionError(error.message) from error

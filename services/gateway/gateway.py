@@ -12,7 +12,6 @@ from schemas.beat import Beat, ProcessState
 from schemas.errors import SetupError
 from services.batch.keeper import BatchKeeper
 from services.batch.run import Setting
-from services.batch.shelf import Shelf
 from services.batch.throttle import Throttle
 from services.bus.beats import BeatPublisher, BeatTable
 from services.bus.connection import Bus
@@ -22,8 +21,10 @@ from services.gateway.batches import Batches
 from services.gateway.catalog import Catalog
 from services.gateway.connection import GatewayRunner
 from services.gateway.exchange import Exchange
+from services.gateway.exposure import tls_context
 from services.gateway.files import Files
 from services.gateway.generation import Generation
+from services.gateway.keys import Keys, identified
 from services.gateway.readiness import Readiness
 from services.gateway.reaper import Reaper
 from services.gateway.requests import Requests
@@ -50,7 +51,7 @@ class Gateway:
         self._beats = BeatTable(bus)
         self._catalog = Catalog(texts)
         self.readiness = Readiness(bus, self._beats, self._catalog, has_fallback=settings.upstream.fallback)
-        self.exchange = Exchange(bus, settings.bus.tenant, process, settings.api.resume_grace_s, self._beats)
+        self.exchange = Exchange(bus, process, settings.api.resume_grace_s, self._beats)
         self._watch_answers = WatchAnswers(bus, self.exchange.is_watched)
         requests, api = RequestNames(), settings.api
         names = {slug: TokenNames(text.tokenizer) for slug, text in self._catalog.models.items()}
@@ -60,9 +61,11 @@ class Gateway:
         )
         self.stats = StatsRoute(bus, self._beats, self._catalog, self.readiness, self._generation)
         self._requests = Requests(api, bus, self.exchange, requests, names)
-        self._shelf = Shelf(bus, settings.bus.tenant)
         throttle = Throttle(self._beats, set(self._catalog.models))
-        self._setting = Setting(bus, settings.bus.tenant, self._catalog.find, names, throttle, api.strict)
+        self._keys = Keys(api.keys_file) if api.keys_file else None
+        self._setting = Setting(
+            bus, "*" if self._keys else settings.bus.tenant, self._catalog.find, names, throttle, api.strict
+        )
         self._publisher = BeatPublisher(bus, self._beat)
         self._service = MicroService(bus, lambda: (self._beat(), self._watch_answers.tally))
         self._stopped = False
@@ -73,30 +76,34 @@ class Gateway:
     async def start(self) -> None:
         """Opens the port; `url` says which. Raises `SetupError` if it is taken."""
         api = self._settings.api
+        context = tls_context(api)
         self._sides.start()
         await self._beats.start()
         await self._watch_answers.start()
         await self._service.start()
         await self._publisher.start()
         self._tasks.append(asyncio.create_task(Reaper(self.exchange, self.readiness).run(), name="reaper"))
-        keeper = BatchKeeper(self._setting, self._shelf, self._beats, self._process)
+        keeper = BatchKeeper(self._setting, self._beats, self._process)
         self._tasks.append(asyncio.create_task(keeper.run(), name="batches"))
         self._tasks.append(asyncio.create_task(self.stats.meters.run(), name="meters"))
         routes = Routes(self._process, self._catalog, self._beats, self.readiness, self._generation)
-        files, batches = Files(self._shelf, api), Batches(self._shelf, self._bus.now)
+        files, batches = Files(self._bus, api), Batches(self._bus)
+        identify = identified(self._keys, self._settings.bus.tenant)
         self._runner = GatewayRunner(
-            routes.application(self._requests, files, batches, self.stats), shutdown_timeout=CLOSE_TIMEOUT_S
+            routes.application(self._requests, files, batches, self.stats, identify),
+            shutdown_timeout=CLOSE_TIMEOUT_S,
+            read_timeout_s=api.read_timeout_s,
         )
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, api.host, api.port, backlog=BACKLOG).start()
+            await web.TCPSite(self._runner, api.host, api.port, backlog=BACKLOG, ssl_context=context).start()
         except OSError as error:
             raise SetupError(
                 f"cannot listen on {api.host}:{api.port} (api.host, api.port): {error.strerror or error}",
                 param="api.port",
             ) from error
         port = self._runner.addresses[0][1]
-        self.url = f"http://{f'[{api.host}]' if ':' in api.host else api.host}:{port}"
+        self.url = f"{'https' if context else 'http'}://{f'[{api.host}]' if ':' in api.host else api.host}:{port}"
 
     async def drain(self, grace_s: float) -> None:
         """Takes no new requests and waits up to `grace_s` for those that are open; the port still answers /ready."""

@@ -19,7 +19,7 @@ from services.gateway.answering import stream_answer, whole_answer
 from services.gateway.body import read_body
 from services.gateway.catalog import Catalog
 from services.gateway.connection import ClientConnection
-from services.gateway.envelope import LOG_FIELDS, REQUEST_ID, REQUEST_KEY
+from services.gateway.envelope import LOG_FIELDS, REQUEST_ID, REQUEST_KEY, TENANT
 from services.gateway.event_stream import EventStream
 from services.gateway.exchange import Exchange, Order
 from services.gateway.inbox import Ended, Inbox
@@ -110,7 +110,9 @@ class Generation:
             if route in BOTH_SIDES and self._sides.are_two:
                 course, fields = self._sides.course(request, body, wishes)
                 if course.is_upstream:
-                    return await self._sides.forward(request, inbox, fields, course, partial(self.observe, route))
+                    return await self._sides.forward(
+                        request, inbox, fields, course, partial(self.observe, request[TENANT], route)
+                    )
                 call = await self._read(request, route, body, wishes, course.model)
                 with self._sides.mirrored(request, fields, course) as observed:
                     return await self._answered_here(request, inbox, call, observed)
@@ -119,7 +121,7 @@ class Generation:
     async def _answered_here(
         self, request: web.Request, inbox: Inbox, call: Call, observed: Observed | None = None
     ) -> web.StreamResponse:
-        orders, again = await self._orders(call, request[REQUEST_KEY])
+        orders, again = await self._orders(call, request[TENANT], request[REQUEST_KEY])
         if not again:
             await self._readiness.check(call.text.slug, self._api.no_worker_timeout_s)
         answer = answer_to(orders[0].asked, call.text.slug, self._names[call.text.slug])
@@ -137,14 +139,14 @@ class Generation:
                 if observed is not None:
                     answer.observe(observed)
 
-    async def observe(self, route: Route, fields: dict[str, Any], model: str) -> Observed:
+    async def observe(self, tenant: str, route: Route, fields: dict[str, Any], model: str) -> Observed:
         """Our own answer to a request that the upstream answers."""
         observed, inbox, key = Observed(), Inbox(), new_request_key()
         try:
             asked = route.parse(json.dumps({**fields, "model": model}).encode(), strict=self._api.strict)
             text = self._catalog.find(model)
             jobs = await jobs_of(asked, text, key, self._exchange.owner)
-            orders, _ = await self._orders(Call(route, asked, Wishes(), text, jobs), key)
+            orders, _ = await self._orders(Call(route, asked, Wishes(), text, jobs), tenant, key)
             answer = answer_to(orders[0].asked, text.slug, self._names[text.slug])
             async with self._exchange.opened(orders, inbox):
                 while not answer.is_complete:
@@ -167,11 +169,11 @@ class Generation:
             jobs = await jobs_of(asked, text, request[REQUEST_KEY], owner)
         return Call(route, asked, wishes, text, jobs)
 
-    async def _orders(self, call: Call, key: str) -> tuple[list[Order], bool]:
+    async def _orders(self, call: Call, tenant: str, key: str) -> tuple[list[Order], bool]:
         """The jobs to publish, and whether they may have been published before."""
         again = False
         if call.wishes.idempotency_key:
-            key, again = await newest_try(self._bus, self._bus.settings.tenant, key, len(call.jobs))
+            key, again = await newest_try(self._bus, tenant, key, len(call.jobs))
         first = Asked(
             key=key,
             route=call.route.name,
@@ -187,7 +189,7 @@ class Generation:
         returns = bool(call.asked.stream or call.wishes.idempotency_key)
         echoes = echoes_of(call.asked, call.jobs, call.text)
         return [
-            Order(job, msgspec.structs.replace(first, digest=job_digest(job), echo=echo), returns)
+            Order(tenant, job, msgspec.structs.replace(first, digest=job_digest(job), echo=echo), returns)
             for job, echo in zip(_renamed(call.jobs, key), echoes, strict=True)
         ], again
 
@@ -195,7 +197,7 @@ class Generation:
         request[LOG_FIELDS].update(answer=answer.head.id, model=call.text.slug, stream=bool(call.asked.stream))
         request[REQUEST_KEY] = asked.key
         if request[REQUEST_ID]:
-            self._requests.remember(request[REQUEST_ID], asked.key)
+            self._requests.remember(request[TENANT], request[REQUEST_ID], asked.key)
 
 
 def _renamed(jobs: Sequence[Job], key: str) -> list[Job]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import secrets
 import signal
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from services import telemetry
 from services.bus.connection import Bus
 from services.bus.streams import set_up
+from services.gateway.exposure import refuse_open_door
 from services.gateway.gateway import Gateway
 from services.models.registry import resolve
 from services.settings import Settings
@@ -21,6 +23,8 @@ _log = logging.getLogger("kvrelay.gateway")
 def run(settings: Settings, bus_url: str) -> int:
     """Runs until SIGTERM or SIGINT. Returns the exit code."""
     process = new_process_name()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # 1,024 by default, and each client's connection is one
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         telemetry.configure("gateway", process, settings)
         asyncio.run(serve(settings, bus_url, process=process))
@@ -37,6 +41,7 @@ async def serve(
     `ready` gets the URL once the port is open. `process` must be unique to this life of the process; None makes one
     up. Raises `SetupError`.
     """
+    refuse_open_door(settings.api)
     process = process or new_process_name()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -36,6 +36,7 @@ class OpenJob:
     `is_detached`: it goes on whether or not anybody waits for it here.
     """
 
+    tenant: str
     id: str
     model: str
     deadline_s: float
@@ -53,9 +54,10 @@ class OpenJob:
     is_asking: bool = False  # whether somebody waits elsewhere
 
     @classmethod
-    def of(cls, id_: str, model: str, asked: Asked, accepted_s: float) -> "OpenJob":
+    def of(cls, tenant: str, id_: str, model: str, asked: Asked, accepted_s: float) -> "OpenJob":
         ttft_s = asked.ttft_timeout_s
         return cls(
+            tenant=tenant,
             id=id_,
             model=model,
             deadline_s=accepted_s + (asked.timeout_s or MAX_TIMEOUT_S),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from schemas.errors import Forbidden, Internal, InvalidRequest, KvrelayError, Unauthorized
+from schemas.errors import Forbidden, Internal, InvalidRequest, KvrelayError, RequestTimeout, Unauthorized
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -11,7 +11,7 @@ EVENTS = "text/event-stream"
 Errors = tuple[type[KvrelayError], ...]
 """Each with its own status and code."""
 
-ANY_ROUTE: Errors = (InvalidRequest, Unauthorized, Forbidden, Internal)
+ANY_ROUTE: Errors = (InvalidRequest, Unauthorized, Forbidden, RequestTimeout, Internal)
 """What any route may answer: HTTP that is none is 400, too."""
 
 

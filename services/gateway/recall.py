@@ -16,6 +16,7 @@ from services.openai.request_names import job_id, prompt_job_id
 class Recalled(NamedTuple):
     """`age_s`: since it was accepted."""
 
+    tenant: str
     asked: Asked
     model: str
     age_s: float
@@ -41,7 +42,7 @@ async def recall_job(bus: Bus, tenant: str, job: str) -> Recalled | None:
     accepted = next((event for event in first.events if isinstance(event, Accepted)), None) if first else None
     if first is None or accepted is None or accepted.asked is None or accepted.model is None:
         return None
-    return Recalled(accepted.asked, accepted.model, max(0.0, bus.now() - first.stored_at))
+    return Recalled(tenant, accepted.asked, accepted.model, max(0.0, bus.now() - first.stored_at))
 
 
 async def newest_try(bus: Bus, tenant: str, key: str, num_prompts: int) -> tuple[str, bool]:

@@ -25,6 +25,8 @@ class AcceptedRequest(TypedDict):
 def refusal(error: KvrelayError, *, status: int | None = None, code: str | None = None) -> web.Response:
     """`status` and `code` override the error's own, for what only HTTP knows (404 of a route, 405)."""
     headers = {"Retry-After": str(RETRY_AFTER_S)} if error.retryable else {}
+    if (status or error.http_status) == 401:
+        headers["WWW-Authenticate"] = "Bearer"  # RFC 9110, section 11.6.1
     body = msgspec.json.encode(error_body(error, code=code))
     return web.Response(body=body, status=status or error.http_status, content_type="application/json", headers=headers)
 

@@ -16,6 +16,7 @@ from services.bus.cancels import cancel_job
 from services.bus.connection import Bus
 from services.gateway.answering import stream_answer, whole_answer
 from services.gateway.connection import ClientConnection
+from services.gateway.envelope import TENANT
 from services.gateway.event_stream import EventStream
 from services.gateway.exchange import Exchange
 from services.gateway.inbox import Inbox
@@ -44,10 +45,6 @@ class Requests:
         self._requests = requests
         self._names = names
 
-    @property
-    def _tenant(self) -> str:
-        return self._bus.settings.tenant
-
     async def show(self, request: web.Request) -> web.Response:
         """Raises `JobNotFound` or `BusUnavailable`."""
         return web.Response(body=msgspec.json.encode(await self._report(request)), content_type="application/json")
@@ -57,7 +54,7 @@ class Requests:
         report = await self._report(request)
         jobs = report.jobs if isinstance(report, RequestReport) else [report]
         for job in jobs:
-            await cancel_job(self._bus, self._tenant, job.id, Cancelled("the request was cancelled by its client"))
+            await cancel_job(self._bus, request[TENANT], job.id, Cancelled("the request was cancelled by its client"))
         return await self.show(request)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
@@ -95,7 +92,8 @@ class Requests:
 
     async def _report(self, request: web.Request) -> JobReport | RequestReport:
         name = request.match_info["id"]
-        report = await find_request(self._bus, self._tenant, name, self._requests.job_ids(name))
+        tenant = request[TENANT]
+        report = await find_request(self._bus, tenant, name, self._requests.job_ids(tenant, name))
         if report is None:
             raise JobNotFound(
                 f"no request {name[:128]!r} is known: a job that came over NATS is not before a worker has it, "
@@ -105,7 +103,8 @@ class Requests:
 
     async def _recall(self, request: web.Request) -> Recalled:
         name = request.match_info["id"]
-        found = await recall(self._bus, self._tenant, self._requests.job_ids(name))
+        tenant = request[TENANT]
+        found = await recall(self._bus, tenant, self._requests.job_ids(tenant, name))
         if found is None or found.asked.route not in ROUTES or found.model not in self._names:
             raise JobNotFound(f"no request {name[:128]!r} that has an answer here is known")
         return found

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from schemas.openai_answers import ModelList
 from schemas.wire import encode
@@ -33,8 +34,10 @@ class Routes:
         self._started_s = time.monotonic()
         self._document = b""
 
-    def application(self, requests: Requests, files: Files, batches: Batches, stats: StatsRoute) -> web.Application:
-        app = web.Application(middlewares=[envelope])
+    def application(
+        self, requests: Requests, files: Files, batches: Batches, stats: StatsRoute, identify: Middleware
+    ) -> web.Application:
+        app = web.Application(middlewares=[envelope, identify])
         app.add_routes(
             [
                 web.post("/v1/chat/completions", self._generation.chat),

@@ -31,22 +31,22 @@ class RequestNames:
     """Remembers the latest requests whose clients gave them a name of their own (`X-Request-Id`)."""
 
     def __init__(self) -> None:
-        self._keys: OrderedDict[str, str] = OrderedDict()
+        self._keys: OrderedDict[tuple[str, str], str] = OrderedDict()
 
-    def remember(self, given: str, key: str) -> None:
+    def remember(self, tenant: str, given: str, key: str) -> None:
         """Of two requests of one name the later one counts."""
-        self._keys[given] = key
-        self._keys.move_to_end(given)
+        self._keys[tenant, given] = key
+        self._keys.move_to_end((tenant, given))
         if len(self._keys) > MAX_REMEMBERED:
             self._keys.popitem(last=False)
 
-    def job_ids(self, name: str) -> list[str]:
-        """The jobs that a client may mean, likeliest first: by an id of ours, its own, or a job's on the bus."""
+    def job_ids(self, tenant: str, name: str) -> list[str]:
+        """The jobs that a client of `tenant` may mean, likeliest first: by an id of ours, its own, or a job's id."""
         found = []
         if ours := _OURS.fullmatch(name):
             found.append(f"req-{ours[1]}")
-        if name in self._keys:
-            found.append(f"req-{self._keys[name]}")
+        if (tenant, name) in self._keys:
+            found.append(f"req-{self._keys[tenant, name]}")
         with contextlib.suppress(InvalidRequest):
             found.append(check_job_id(name))
         return list(dict.fromkeys(found))

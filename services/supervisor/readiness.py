@@ -3,8 +3,11 @@
 import asyncio
 import http.client
 import logging
+import ssl
 
 import msgspec
+
+from services.settings import Api
 
 _log = logging.getLogger("kvrelay.supervisor")
 _ASK_EVERY_S = 0.25
@@ -21,9 +24,12 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
 _decoder = msgspec.json.Decoder(Readiness)
 
 
-def ask(host: str, port: int) -> Readiness | None:
+def ask(api: Api) -> Readiness | None:
     """What `/ready` says now, None while nobody answers. Blocks for up to two seconds."""
-    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+    connection = http.client.HTTPConnection(api.host, api.port, timeout=_TIMEOUT_S)
+    if api.tls_cert_file:  # it is our own child, and its certificate is for another name than this address
+        context = ssl._create_unverified_context()
+        connection = http.client.HTTPSConnection(api.host, api.port, timeout=_TIMEOUT_S, context=context)
     try:
         connection.request("GET", "/ready")
         return _decoder.decode(connection.getresponse().read())
@@ -33,11 +39,11 @@ def ask(host: str, port: int) -> Readiness | None:
         connection.close()
 
 
-async def wait_until_ready(host: str, port: int) -> Readiness:
+async def wait_until_ready(api: Api) -> Readiness:
     """Returns once the pipeline is ok or degraded; says in the log what it waits for, when that changes."""
     said: list[str] = []
     while True:
-        found = await asyncio.to_thread(ask, host, port)
+        found = await asyncio.to_thread(ask, api)
         if found is not None and found.state in ("ok", "degraded"):
             return found
         if found is not None and found.reasons != said:

@@ -130,7 +130,7 @@ class Supervisor:
             group.create_task(child.keep())
 
     async def _announce(self) -> None:
-        found = await wait_until_ready(self._settings.api.host, self._port)
+        found = await wait_until_ready(msgspec.structs.replace(self._settings.api, port=self._port))
         if found.state != "ok":
             _log.warning(found.state, extra={"fields": {"reasons": "; ".join(found.reasons)}})
         self._ready = True
@@ -140,7 +140,8 @@ class Supervisor:
 
     @property
     def _http_url(self) -> str:
-        return f"http://{self._settings.api.host}:{self._port}"
+        scheme = "https" if self._settings.api.tls_cert_file else "http"
+        return f"{scheme}://{self._settings.api.host}:{self._port}"
 
     def _tell(self) -> None:
         """Writes who runs where, once everybody does and whenever somebody was started again."""

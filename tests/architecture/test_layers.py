@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "services.decode": WORKER | {"services.worker"},
     "services.both": WORKER | {"services.worker", "services.prefill", "services.decode"},
     "services.openai": BASE | {"services.text"},
-    "services.client": {"schemas", "services.bus"},
+    "services.client": {"schemas", "services.settings", "services.bus"},
     "services.batch": BASE | {"services.bus", "services.text", "services.openai"},
     "services.gateway": BASE
     | {"services.bus", "services.text", "services.models", "services.openai", "services.batch"},

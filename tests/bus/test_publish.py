@@ -39,7 +39,7 @@ async def test_a_submitted_job_can_be_named_by_its_publisher(bus: Bus, model: st
     submitted = await submit_job(bus, "acme", model, Lane.BATCH, b"{}")
     queue = WorkQueue(bus, [Source(Stage.PREFILL, Lane.BATCH, model, BUILD)])
     delivery = await queue.next()
-    assert delivery.origin == submitted.origin
+    assert delivery.origin == await submitted.origin(bus)
     assert delivery.subject == prefill_subject("acme", model, Lane.BATCH)
     await queue.close()
 
@@ -48,7 +48,7 @@ async def test_a_job_with_an_id_is_queued_once(bus: Bus, model: str) -> None:
     headers = {MSG_ID_HEADER: job_msg_id("default", "one")}
     first = await submit_job(bus, "default", model, Lane.BATCH, b"{}", headers)
     again = await submit_job(bus, "default", model, Lane.BATCH, b"{}", headers)
-    assert (again.duplicate, again.origin) == (True, first.origin)
+    assert (again.duplicate, await again.origin(bus)) == (True, await first.origin(bus))
 
 
 async def test_unknown_model_and_lane_are_refused_at_once(bus: Bus, model: str) -> None:

@@ -24,7 +24,7 @@ from tests.cli.test_cli_commands import kvrelay
 
 async def write(bus: Bus, job: str, *events: Event, claim: str = "prefill.0.1", last: int = 0) -> None:
     """A job that is on its queue and has `events`."""
-    origin = (await submit_job(bus, "default", MODEL, Lane.BATCH, b"{}")).origin
+    origin = await (await submit_job(bus, "default", MODEL, Lane.BATCH, b"{}")).origin(bus)
     writer = ReplyWriter(bus, "default", job, last, claim)
     writer.put(msgspec.structs.replace(START, origin=origin), *events)
     await writer.drained()

@@ -1,6 +1,8 @@
 """What a connection notices of its client: closed, reset, half-closed, stalled; by raw sockets."""
 
 import asyncio
+import contextlib
+import json
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -16,6 +18,7 @@ from services.openai.answer import DONE, Chunk
 
 BUFFER_BYTES = 16_384
 WRITE_TIMEOUT_S = 0.3
+READ_TIMEOUT_S = 0.6
 BODY_HEAD = b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
@@ -32,7 +35,7 @@ class Server:
         app = web.Application(middlewares=[envelope])
         app.add_routes([web.get("/whole", self.whole), web.get("/stream", self.stream), web.get("/flood", self.flood)])
         app.add_routes([web.post("/body", self.body)])
-        runner = GatewayRunner(app, shutdown_timeout=0.2)
+        runner = GatewayRunner(app, read_timeout_s=READ_TIMEOUT_S, shutdown_timeout=0.2)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
@@ -218,3 +221,43 @@ async def test_a_connection_serves_one_request_after_another(server: Server) -> 
     found = await read_to_end(client)
     assert b"whole" in found
     assert b"data: 2\n\nid: 2+2\ndata: [DONE]" in found
+
+
+async def test_a_head_that_does_not_end_is_refused_however_busily_it_trickles(server: Server) -> None:
+    client = await connected(server, b"GET /whole HTTP/1.1\r\nHost: x\r\n")
+    answer = asyncio.create_task(read_to_end(client))
+    loop = asyncio.get_running_loop()
+    while not answer.done():
+        with contextlib.suppress(OSError):
+            await loop.sock_sendall(client, b"X-Slow: 1\r\n")
+        await asyncio.wait([answer], timeout=READ_TIMEOUT_S / 5)
+    head, _, body = (await answer).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ") and b"Connection: close" in head
+    assert json.loads(body)["error"]["code"] == "request_timeout"
+    assert not server.entered.is_set()
+
+
+async def test_a_body_that_pauses_for_too_long_is_refused(server: Server) -> None:
+    client = await connected(server, BODY_HEAD + b"Content-Length: 10\r\n\r\n{")
+    head, _, body = (await read_to_end(client)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert json.loads(body)["error"] | {"message": ""} == {
+        "message": "",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "request_timeout",
+    }
+
+
+async def test_connections_that_say_nothing_are_held_and_harm_nobody(server: Server) -> None:
+    """Before their first request, and between two."""
+    server.release.set()
+    idle = [await connected(server, b"") for _ in range(20)]
+    loop = asyncio.get_running_loop()
+    used = await connected(server, get("/whole"))
+    assert (await loop.sock_recv(used, 65536)).endswith(b"whole")
+    await asyncio.sleep(1.5 * READ_TIMEOUT_S)
+    for client in (*idle, used):
+        await loop.sock_sendall(client, get("/whole"))
+        assert (await loop.sock_recv(client, 65536)).endswith(b"whole")
+        client.close()

@@ -281,6 +281,7 @@ class Endings(Exchange):
 
 def open_job(name: str, build: str) -> OpenJob:
     return OpenJob(
+        tenant="default",
         id=name,
         model="m",
         deadline_s=3600.0,

@@ -68,7 +68,7 @@ async def test_a_queued_request(make_pipeline: MakePipeline) -> None:
     asking = asyncio.create_task(pipeline.post(pipeline.chat(timeout_s=1.0)).__aenter__())
     while not pipeline.gateway.exchange.jobs:
         await asyncio.sleep(0.01)
-    (job,) = pipeline.gateway.exchange.jobs
+    ((_, job),) = pipeline.gateway.exchange.jobs
     assert (await told(pipeline, job.replace("req-", "chatcmpl-")))["state"] == "queued"
     (await asking).close()
     report = await told(pipeline, job)
@@ -117,8 +117,9 @@ async def test_what_nobody_knows_is_not_found(pipeline: Pipeline, name: str) -> 
 def test_the_latest_names_are_remembered() -> None:
     names = RequestNames()
     for number in range(MAX_REMEMBERED + 1):
-        names.remember(f"name {number}", f"{number:024x}")
-    names.remember("name 5", "f" * 24)
-    assert names.job_ids("name 0") == []
-    assert names.job_ids("name 1") == [f"req-{1:024x}"]
-    assert names.job_ids("name 5") == ["req-" + "f" * 24]
+        names.remember("acme", f"name {number}", f"{number:024x}")
+    names.remember("acme", "name 5", "f" * 24)
+    assert names.job_ids("acme", "name 0") == []
+    assert names.job_ids("other", "name 1") == []
+    assert names.job_ids("acme", "name 1") == [f"req-{1:024x}"]
+    assert names.job_ids("acme", "name 5") == ["req-" + "f" * 24]

@@ -27,7 +27,7 @@ NAMES = ["rain for the clerk", "library"]
 async def begin(bus: Bus, slug: str, job: dict[str, Any], build: str) -> None:
     """Queues a job that a prefill worker of `build` has taken and announced, and then lost."""
     data = encode(job)
-    origin = (await submit_job(bus, "default", slug, Lane.INTERACTIVE, data)).origin
+    origin = await (await submit_job(bus, "default", slug, Lane.INTERACTIVE, data)).origin(bus)
     start = Start(
         job=job["id"], origin=origin, digest=job_digest(parse_job(data)), build=build,
         seed=derived_seed("default", job["id"]), prompt_tokens=len(job["prompt_token_ids"]), cached_tokens=0,

@@ -67,7 +67,7 @@ async def _some(response: aiohttp.ClientResponse, num_lines: int) -> AsyncIterat
 
 
 async def the_job(served: Served) -> str:
-    (job,) = served.gateway.exchange.jobs
+    ((_, job),) = served.gateway.exchange.jobs
     return job
 
 

@@ -120,7 +120,7 @@ class Worker:
         if work is not None:
             self.role.works[job] = work
         body = encode({"id": job, "prompt": "x"})
-        return (await submit_job(self.bus, "default", self.model, Lane.INTERACTIVE, body)).origin
+        return await (await submit_job(self.bus, "default", self.model, Lane.INTERACTIVE, body)).origin(self.bus)
 
 
 @pytest.fixture
