@@ -5,9 +5,10 @@ import math
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from schemas.errors import InvalidRequest
+from schemas.response_format import Constrained, ResponseFormat, Text
 from schemas.subjects import check_job_id
 from schemas.wire import WIRE_VERSION, decode_versioned
 
@@ -32,6 +33,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     temperature 0 (or so small that it makes no difference) and top_k 1 are greedy; ties go to the lowest id.
     `logprobs` is the number of alternatives wanted beside the chosen token's, None for none at all.
     `max_tokens` None means up to the model's context; more than fits is clamped to it.
+    `response_format` forbids the tokens that lead elsewhere, before all that; once the answer is complete only an end
+    token is left. Unset, it is not written either: a job without one is read by workers that do not know it.
     """
 
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -48,6 +51,13 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
     repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] = 1.0
     logit_bias: dict[Annotated[int, Meta(ge=0)], Annotated[float, Meta(ge=-100.0, le=100.0)]] = {}
+    response_format: ResponseFormat | UnsetType | None = UNSET
+
+    @property
+    def constraint(self) -> Constrained | None:
+        """What the answer is held to."""
+        wanted = self.response_format
+        return None if wanted is None or isinstance(wanted, UnsetType | Text) else wanted
 
 
 class Job(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,6 +93,8 @@ class Job(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
             if not math.isfinite(getattr(self, name)):
                 raise InvalidRequest(f"{name} must be finite", param=name)
+        if self.ignore_eos and self.constraint is not None:
+            raise InvalidRequest("ignore_eos does not go with response_format, which ends answers", param="ignore_eos")
         if self.metadata and len(msgspec.json.encode(self.metadata)) > MAX_METADATA_BYTES:
             raise InvalidRequest(f"metadata is limited to {MAX_METADATA_BYTES} bytes as JSON", param="metadata")
 

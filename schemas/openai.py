@@ -14,6 +14,7 @@ from schemas.errors import InvalidRequest, KvrelayError, TooLarge
 from schemas.job import MAX_CHOICES, MAX_METADATA_BYTES, MAX_TIMEOUT_S, MAX_TOP_LOGPROBS
 from schemas.json_object import read_object
 from schemas.openai_fields import UNSUPPORTED, WITHOUT_EFFECT
+from schemas.response_format import ResponseFormat
 from schemas.wire import translate
 
 MAX_OPENAI_STOPS = 4
@@ -71,6 +72,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     timeout_s: Annotated[float, Meta(gt=0.0, le=MAX_TIMEOUT_S)] | None = None
     ttft_timeout_s: Annotated[float, Meta(gt=0.0, le=MAX_TIMEOUT_S)] | None = None
+    response_format: ResponseFormat | None = None
     metadata: dict[str, Any] | None = None
     user: str | None = None
 

@@ -29,9 +29,12 @@ async def jobs_of(request: Request, text: TextModel, key: str, owner: str | None
     _check_bias(request, text)
     prompts = _prompts(request)
     shared = _shared(request, text, owner)
-    return [
+    jobs = [
         await _job({"id": job_id(key, i, len(prompts)), **given, **shared}, text) for i, given in enumerate(prompts)
     ]
+    if (wanted := jobs[0].constraint) is not None:
+        await text.grammars.check(wanted)
+    return jobs
 
 
 def _prompts(request: Request) -> list[dict[str, Any]]:
@@ -70,6 +73,7 @@ def _shared(request: Request, text: TextModel, owner: str | None) -> dict[str, A
         "ttft_timeout_s": request.ttft_timeout_s,
         "cache_salt": request.cache_salt,
         "metadata": request.metadata,
+        "response_format": request.response_format,
         "logprobs": num_logprobs(request),
     }
     return {

@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 
 from schemas.job import Sampling
+from schemas.response_format import JsonSchema, NamedSchema
 from services.engine.batch import Batch
 from services.engine.drafter import Drafter
 from services.engine.engine import Engine
@@ -26,12 +27,15 @@ from tests.engine.requests import (
 )
 from tests.pipeline.tiny import tiny_models
 
+AN_ANSWER = JsonSchema(NamedSchema(schema={"type": "array", "items": {"enum": ["yes", "no", 3]}, "minItems": 4}))
 KINDS: tuple[dict[str, object], ...] = (
     {"temperature": 0.0},
     {"temperature": 1.0, "top_p": 0.9},
     {"temperature": 0.7, "top_k": 20, "min_p": 0.02},
     {"temperature": 1.3, "repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
     {"temperature": 0.0, "logit_bias": {100: 3.0}, "logprobs": 2},
+    {"temperature": 1.0, "response_format": AN_ANSWER},
+    {"temperature": 0.7, "response_format": AN_ANSWER, "logprobs": 2, "frequency_penalty": 0.2},
 )
 NUM_SCHEDULES = 100
 

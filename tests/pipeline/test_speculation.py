@@ -13,15 +13,19 @@ from tests.engine.requests import CheapRows, KnowingDrafter
 from tests.pipeline.conftest import Pipelines
 from tests.pipeline.local import Answer, LocalPipeline
 from tests.pipeline.second_worker import second_worker
+from tests.text.random_schemas import json_format
 
 NUM_TOKENS = 150
 PROMPT = list(range(30, 47))
+A_LIST = json_format({"type": "array", "items": {"enum": ["yes", "no", 3]}, "minItems": 100})
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 0.2, "top_p": 0.95},
     "two choices": {"temperature": 0.3, "n": 2},
     "penalties": {"temperature": 0.0, "repetition_penalty": 1.05, "presence_penalty": -0.5, "frequency_penalty": 0.01},
     "logprobs": {"temperature": 0.2, "logprobs": 3, "logit_bias": {100: 2.0}},
+    "a grammar": {"temperature": 0.3, "ignore_eos": False, "response_format": A_LIST},
+    "two grammars": {"n": 2, "logprobs": 2, "frequency_penalty": 0.1, "ignore_eos": False, "response_format": A_LIST},
 }
 
 

@@ -1,0 +1,144 @@
+"""JSON grammars over a vocabulary: which tokens may come next. The only place that calls the `llguidance` library.
+
+A matcher is a function of the tokens that it was told, so whoever continues a choice rebuilds it from their ids.
+JSON is written in one way, without free whitespace: small models would go on with that for ever.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import llguidance
+import numpy as np
+import numpy.typing as npt
+
+from schemas.errors import GrammarFailed, InvalidRequest
+from services.text.narrowing import narrowed
+from services.text.vocabulary import Vocabulary
+
+Mask = npt.NDArray[np.uint32]
+"""A bit an id, lowest first: `[ceil(V / 32)]`."""
+
+Encode = Callable[[str], list[int]]
+
+FIRST_STEPS = 8
+LIMITS = llguidance.LLParserLimits(
+    initial_lexer_fuel=200_000,
+    step_lexer_fuel=50_000,  # some 4 ms
+    step_max_items=20_000,
+    max_lexer_states=20_000,  # of 1 to 2 kB
+    max_grammar_size=100_000,
+    verbose_errors=False,
+)
+
+
+class Compiler:
+    """Of one vocabulary; made in 0.2 s. Thread-safe."""
+
+    def __init__(self, vocabulary: Vocabulary, encode: Encode) -> None:
+        """`encode`: how the model's tokenizer would write a text; where a grammar leaves no choice, it is followed."""
+        self._num_tokens = len(vocabulary.tokens)
+        self._eos_ids = frozenset(vocabulary.eos_ids)
+        self._tokenizer = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(_Tokens(vocabulary, encode)),
+            n_vocab=self._num_tokens,
+            eos_token=vocabulary.eos_ids,
+            slices=llguidance.LLTokenizer.json_slices(),
+        )
+
+    def compile(self, schema: dict[str, Any]) -> "Grammar":
+        """Raises `InvalidRequest` that says why there is no grammar for `schema`. Neither its time nor its memory is
+        bounded: see `services.text.grammars`."""
+        try:
+            grammar = llguidance.LLMatcher.grammar_from_json_schema(
+                json.dumps(narrowed(schema)),
+                overrides={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+            )
+        except ValueError as error:
+            raise refused(str(error)) from error
+        matcher = llguidance.LLMatcher(self._tokenizer, grammar, limits=LIMITS, log_level=0)
+        if matcher.is_error():
+            raise refused(matcher.get_error())
+        return Grammar(matcher, self._num_tokens)
+
+    def try_out(self, schema: dict[str, Any]) -> None:
+        """Compiles it and takes its first steps, since much of a grammar is built only then. Raises as `compile`."""
+        matcher = self.compile(schema).matcher()
+        try:
+            for _ in range(FIRST_STEPS):
+                token = _lowest(matcher.mask())
+                if token in self._eos_ids:
+                    return
+                matcher.advance(token)
+        except GrammarFailed as error:
+            raise refused(error.message) from error
+
+
+class Grammar:
+    def __init__(self, fresh: llguidance.LLMatcher, num_tokens: int) -> None:
+        self._fresh = fresh
+        self._num_tokens = num_tokens
+
+    def matcher(self) -> "Matcher":
+        """At the beginning of a text."""
+        return Matcher(self._fresh.deep_copy(), self._num_tokens)
+
+
+class Matcher:
+    """How far one choice has come. Not thread-safe."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, num_tokens: int) -> None:
+        self._matcher = matcher
+        self._num_words = -(-num_tokens // 32)
+
+    def advance(self, token: int) -> None:
+        """`token` is the next one. What does not fit is told by the next `mask`."""
+        self._matcher.consume_token(token)
+
+    def mask(self, since: Sequence[int] = ()) -> Mask:
+        """Of the tokens that may come next; `since`: tokens before it that are not settled yet, all `fitting`.
+
+        Raises `GrammarFailed`.
+        """
+        matcher, mask = self._matcher, np.zeros(self._num_words, dtype=np.uint32)
+        if since:
+            matcher.try_consume_tokens(list(since))
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if since:
+            matcher.rollback(len(since))
+        if matcher.is_error() or not mask.any():
+            raise GrammarFailed(_told(matcher.get_error()) or "no token of this model goes on", param="response_format")
+        return mask
+
+    def num_fitting(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens`, the next ones, the grammar allows."""
+        return int(self._matcher.validate_tokens(list(tokens)))
+
+
+def _lowest(mask: Mask) -> int:
+    word = int(np.flatnonzero(mask)[0])
+    bits = int(mask[word])
+    return 32 * word + (bits & -bits).bit_length() - 1
+
+
+class _Tokens:
+    """What the library asks of a tokenizer."""
+
+    def __init__(self, vocabulary: Vocabulary, encode: Encode) -> None:
+        self.tokens = vocabulary.tokens
+        self.special_token_ids = vocabulary.special_ids
+        self.eos_token_id = vocabulary.eos_ids[0]
+        self.bos_token_id = None
+        self._encode = encode
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._encode(text if isinstance(text, str) else text.decode())
+
+
+def refused(why: str) -> InvalidRequest:
+    return InvalidRequest(f"response_format cannot be followed: {_told(why)}", param="response_format")
+
+
+def _told(why: str) -> str:
+    """The library's words without what it prints of its state behind them."""
+    return why.partition("\n<")[0].strip()[:500]
