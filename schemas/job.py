@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from schemas.errors import InvalidRequest
-from schemas.response_format import Constrained, ResponseFormat, Text
+from schemas.response_format import MAX_SCHEMA_DEPTH, Constrained, ResponseFormat, Text, depth_of
 from schemas.subjects import check_job_id
 from schemas.wire import WIRE_VERSION, decode_versioned
 
@@ -18,13 +18,48 @@ MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 MAX_METADATA_BYTES = 64 * 1024
 
-Role = Literal["system", "developer", "user", "assistant"]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
 OnDisconnect = Literal["continue", "cancel"]
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`arguments` is JSON text, as OpenAI has it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A turn of a `tool` answers the call `tool_call_id`; an assistant's may have `tool_calls`."""
+
     role: Role
     content: str
+    tool_calls: list[ToolCall] = []
+    tool_call_id: str = ""
+
+
+class ToolFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`parameters` is a JSON Schema that the model is shown; `strict` is accepted."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.parameters is not None and depth_of(self.parameters) > MAX_SCHEMA_DEPTH:
+            raise InvalidRequest(f"parameters of a tool are limited to {MAX_SCHEMA_DEPTH} levels", param="tools")
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: ToolFunction
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,6 +98,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Job(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One request. Exactly one of `prompt`, `messages` and `prompt_token_ids` is given.
 
+    `tools` are shown to the model by its chat template; its calls come as text.
+
     Durations are in seconds and count from the broker's timestamp of the job.
     """
 
@@ -71,6 +108,7 @@ class Job(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
+    tools: list[Tool] | UnsetType | None = UNSET
     prompt_token_ids: list[Annotated[int, Meta(ge=0, lt=2**32)]] | None = None
     ttft_timeout_s: Annotated[float, Meta(gt=0.0)] | None = None
     timeout_s: Annotated[float, Meta(gt=0.0, le=MAX_TIMEOUT_S)] | None = None
@@ -93,6 +131,8 @@ class Job(Sampling, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
             if not math.isfinite(getattr(self, name)):
                 raise InvalidRequest(f"{name} must be finite", param=name)
+        if self.tools and self.messages is None:
+            raise InvalidRequest("tools are written into messages: a prompt is whole already", param="tools")
         if self.ignore_eos and self.constraint is not None:
             raise InvalidRequest("ignore_eos does not go with response_format, which ends answers", param="ignore_eos")
         if self.metadata and len(msgspec.json.encode(self.metadata)) > MAX_METADATA_BYTES:

@@ -35,7 +35,7 @@ class JsonSchema(msgspec.Struct, frozen=True, tag_field="type", tag="json_schema
         schema = self.json_schema.schema
         if schema is None:
             raise InvalidRequest("response_format.json_schema has no schema", param=_PARAM)
-        if _depth(schema) > MAX_SCHEMA_DEPTH:
+        if depth_of(schema) > MAX_SCHEMA_DEPTH:
             raise InvalidRequest(f"a schema is limited to {MAX_SCHEMA_DEPTH} levels", param=_PARAM)
         size = len(msgspec.json.encode(schema))
         if size > MAX_SCHEMA_BYTES:
@@ -53,7 +53,7 @@ def schema_of(wanted: Constrained) -> dict[str, Any]:
     return wanted.json_schema.schema
 
 
-def _depth(value: Any) -> int:
+def depth_of(value: Any) -> int:
     """Stops counting behind the limit: what is deeper is refused, however deep it is."""
     level: list[Any] = [value]
     depth = 0

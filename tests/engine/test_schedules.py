@@ -25,6 +25,7 @@ from tests.engine.requests import (
     start,
     stop,
 )
+from tests.gateway.tiny_model import EOS
 from tests.pipeline.tiny import tiny_models
 
 AN_ANSWER = JsonSchema(NamedSchema(schema={"type": "array", "items": {"enum": ["yes", "no", 3]}, "minItems": 4}))
@@ -50,7 +51,7 @@ def known_requests() -> list[tuple[Request, list[int]]]:
         head = shared[: chance.choice([0, 0, BLOCK_TOKENS, 40, 48])]
         prompt = head + [chance.randrange(3, 250) for _ in range(chance.choice([1, 2, 15, 16, 17, 40]))]
         sampling = Sampling(max_tokens=chance.randrange(1, 45), seed=number, **KINDS[number % len(KINDS)])  # type: ignore[arg-type]
-        request = Request(prompt, sampling, choice=number % 2)
+        request = Request(prompt, sampling, choice=number % 2, stop_ids=(EOS,) if sampling.constraint else ())
         tokens = alone(tiny_models()[0], request)
         if number % 6 == 5 and len(tokens) > 3:  # one that ends by itself
             request = replace(request, stop_ids=(tokens[len(tokens) // 2],))

@@ -58,6 +58,7 @@ draws = st.builds(
     top_p=st.one_of(st.sampled_from([0.0, 1.0, 1.0, 0.9, 0.5, 1e-9, 1.0 - 2.0**-53]), st.floats(0.0, 1.0)),
     min_p=st.one_of(st.sampled_from([0.0, 0.0, 1.0, 0.1, 1e-13]), st.floats(0.0, 1.0)),
     hash=st.one_of(st.sampled_from([0, 2**64 - 1, 2**63]), st.integers(0, 2**64 - 1)),
+    allowed=st.none(),
 )
 
 
