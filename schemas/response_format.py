@@ -53,6 +53,10 @@ def schema_of(wanted: Constrained) -> dict[str, Any]:
     return wanted.json_schema.schema
 
 
+def not_followed(why: str) -> InvalidRequest:
+    return InvalidRequest(f"response_format cannot be followed: {why}", param=_PARAM)
+
+
 def depth_of(value: Any) -> int:
     """Stops counting behind the limit: what is deeper is refused, however deep it is."""
     level: list[Any] = [value]

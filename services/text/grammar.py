@@ -12,7 +12,8 @@ import llguidance
 import numpy as np
 import numpy.typing as npt
 
-from schemas.errors import GrammarFailed, InvalidRequest
+from schemas.errors import GrammarFailed
+from schemas.response_format import not_followed
 from services.text.narrowing import narrowed
 from services.text.vocabulary import Vocabulary
 
@@ -55,10 +56,10 @@ class Compiler:
                 overrides={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
             )
         except ValueError as error:
-            raise refused(str(error)) from error
+            raise not_followed(_told(str(error))) from error
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, limits=LIMITS, log_level=0)
         if matcher.is_error():
-            raise refused(matcher.get_error())
+            raise not_followed(_told(matcher.get_error()))
         return Grammar(matcher, self._num_tokens)
 
     def try_out(self, schema: dict[str, Any]) -> None:
@@ -71,7 +72,7 @@ class Compiler:
                     return
                 matcher.advance(token)
         except GrammarFailed as error:
-            raise refused(error.message) from error
+            raise not_followed(error.message) from error
 
 
 class Grammar:
@@ -133,10 +134,6 @@ class _Tokens:
 
     def __call__(self, text: str | bytes) -> list[int]:
         return self._encode(text if isinstance(text, str) else text.decode())
-
-
-def refused(why: str) -> InvalidRequest:
-    return InvalidRequest(f"response_format cannot be followed: {_told(why)}", param="response_format")
 
 
 def _told(why: str) -> str:

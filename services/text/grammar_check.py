@@ -1,19 +1,19 @@
 """`python -m services.text.grammar_check`: compiles schemas that may be hostile, so that their asker need not.
 
 A schema of a hundred bytes can take hours, gigabytes or the whole stack. It takes them here, where that ends with this
-process alone. Reads and writes messages behind their length (4 bytes, little-endian): first a `Vocabulary` in msgpack,
-answered by an empty message; then schemas in JSON, each answered by what is wrong with it, or by an empty message.
+process alone. Reads and writes messages (`services.text.framing`): first a `Vocabulary` in msgpack, answered by an
+empty message; then schemas in JSON, each answered by what is wrong with it, or by an empty message.
 """
 
 import resource
 import signal
 import sys
 from functools import partial
-from typing import IO
 
 import msgspec
 
 from schemas.errors import InvalidRequest
+from services.text.framing import read_message, write_message
 from services.text.grammar import Compiler
 from services.text.stack import on_stack
 from services.text.vocabulary import Vocabulary
@@ -21,19 +21,6 @@ from services.text.vocabulary import Vocabulary
 MAX_CPU_S = 2.0  # a schema
 MAX_MEMORY_BYTES = 2 << 30
 STACK_BYTES = 4 << 20  # less than where it is compiled for use
-
-
-def read_message(stream: IO[bytes]) -> bytes | None:
-    """None at the end of the stream."""
-    head = stream.read(4)
-    size = int.from_bytes(head, "little")
-    data = stream.read(size)
-    return data if len(head) == 4 and len(data) == size else None
-
-
-def write_message(stream: IO[bytes], data: bytes) -> None:
-    stream.write(len(data).to_bytes(4, "little") + data)
-    stream.flush()
 
 
 def main() -> None:

@@ -13,17 +13,19 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
 from schemas.errors import Internal, InvalidRequest
-from schemas.response_format import Constrained, schema_of
-from services.text.grammar import Compiler, Grammar, refused
-from services.text.grammar_check import read_message, write_message
+from schemas.response_format import Constrained, not_followed, schema_of
+from services.text.framing import read_message, write_message
 from services.text.stack import on_stack
 from services.text.tokenizer import Tokenizer
 from services.text.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from services.text.grammar import Compiler, Grammar
 
 MAX_KEPT = 8  # grammars: one may grow to some 40 MB
 MAX_VERDICTS = 1024
@@ -51,7 +53,7 @@ class Grammars:
         """Raises `InvalidRequest` that says why an answer cannot be held to `wanted`."""
         await self._on_thread(lambda: self._check(_source(wanted)))
 
-    async def of(self, wanted: Constrained, *, is_checked: bool) -> Grammar:
+    async def of(self, wanted: Constrained, *, is_checked: bool) -> "Grammar":
         """`is_checked`: somebody of ours has checked it. Raises `InvalidRequest`."""
         return await self._on_thread(lambda: self._of(_source(wanted), is_checked))
 
@@ -65,7 +67,10 @@ class Grammars:
         return Vocabulary.of(self._tokenizer, self._size, self._eos_ids)
 
     @cached_property
-    def _compiler(self) -> Compiler:
+    def _compiler(self) -> "Compiler":
+        # Here, since who only checks needs neither the library nor numpy: a gateway starts without them.
+        from services.text.grammar import Compiler
+
         return Compiler(self._vocabulary, self._tokenizer.encode)
 
     def _check(self, source: bytes) -> None:
@@ -86,10 +91,10 @@ class Grammars:
                 return why
             self._checker = None
             if checker.ended_by in _BY_A_SCHEMA:
-                return refused("the schema is too complex: its grammar takes too long or too much memory").message
+                return not_followed("the schema is too complex: its grammar takes too long or too much memory").message
         raise Internal("the process that checks schemas was killed twice")
 
-    def _of(self, source: bytes, is_checked: bool) -> Grammar:
+    def _of(self, source: bytes, is_checked: bool) -> "Grammar":
         if not is_checked:
             self._check(source)
         kept = self._kept.get(source)
