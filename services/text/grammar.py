@@ -102,11 +102,10 @@ class Matcher:
         Raises `GrammarFailed`.
         """
         matcher, mask = self._matcher, np.zeros(self._num_words, dtype=np.uint32)
-        if since:
-            matcher.try_consume_tokens(list(since))
+        num_taken = matcher.try_consume_tokens(list(since)) if since else 0  # an end token behind the end is not
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        if since:
-            matcher.rollback(len(since))
+        if num_taken:
+            matcher.rollback(num_taken)
         if matcher.is_error() or not mask.any():
             raise GrammarFailed(_told(matcher.get_error()) or "no token of this model goes on", param="response_format")
         return mask

@@ -103,6 +103,17 @@ def test_guesses_are_fitting_as_far_as_they_are_allowed() -> None:
     assert ids_of(matcher.mask()) == encoded('"')
 
 
+@pytest.mark.parametrize("before", ["", '["a"', '["a"]'])
+def test_guesses_beyond_the_end_leave_no_trace(before: str) -> None:
+    matcher = matcher_of({"type": "array", "items": {"enum": ["a"]}}, *encoded(before))
+    mask = matcher.mask()
+    rest = encoded('["a"]')[len(before) :]
+    for guesses in ([*rest, EOS], [*rest, EOS, EOS], [*rest, *encoded("x")]):
+        assert len(rest) <= matcher.num_fitting(guesses) <= len(rest) + 1
+        matcher.mask(guesses)
+        assert np.array_equal(matcher.mask(), mask)
+
+
 def test_a_token_that_is_not_allowed_is_told() -> None:
     with pytest.raises(GrammarFailed):
         matcher_of({"enum": ["abc"]}, *encoded("x")).mask()
