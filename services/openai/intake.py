@@ -76,7 +76,7 @@ def _shared(request: Request, text: TextModel, owner: str | None) -> dict[str, A
         "ttft_timeout_s": request.ttft_timeout_s,
         "cache_salt": request.cache_salt,
         "metadata": request.metadata,
-        "response_format": request.response_format,
+        "response_format": request.answer_format,
         "logprobs": num_logprobs(request),
     }
     return {

@@ -6,7 +6,6 @@ JSON is written in one way, without free whitespace: small models would go on wi
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import llguidance
 import numpy as np
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from schemas.errors import GrammarFailed
 from schemas.response_format import not_followed
+from services.text.grammar_source import Source
 from services.text.narrowing import narrowed
 from services.text.vocabulary import Vocabulary
 
@@ -22,6 +22,7 @@ Mask = npt.NDArray[np.uint32]
 
 Encode = Callable[[str], list[int]]
 
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 FIRST_STEPS = 8
 LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=200_000,
@@ -47,24 +48,20 @@ class Compiler:
             slices=llguidance.LLTokenizer.json_slices(),
         )
 
-    def compile(self, schema: dict[str, Any]) -> "Grammar":
-        """Raises `InvalidRequest` that says why there is no grammar for `schema`. Neither its time nor its memory is
-        bounded: see `services.text.grammars`."""
-        try:
-            grammar = llguidance.LLMatcher.grammar_from_json_schema(
-                json.dumps(narrowed(schema)),
-                overrides={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
-            )
-        except ValueError as error:
-            raise not_followed(_told(str(error))) from error
+    def compile(self, source: Source) -> "Grammar":
+        """Raises `InvalidRequest` that says why there is no grammar for it. Neither its time nor its memory is bounded:
+        see `services.text.grammars`."""
+        schema = json.dumps(narrowed(source.schema) | {"x-guidance": JSON_STYLE})
+        before, after = json.dumps(source.before), json.dumps(source.after)
+        grammar = llguidance.LLMatcher.grammar_from_lark(f"start: {before} json {after}\njson: %json {schema}")
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, limits=LIMITS, log_level=0)
         if matcher.is_error():
             raise not_followed(_told(matcher.get_error()))
         return Grammar(matcher, self._num_tokens)
 
-    def try_out(self, schema: dict[str, Any]) -> None:
+    def try_out(self, source: Source) -> None:
         """Compiles it and takes its first steps, since much of a grammar is built only then. Raises as `compile`."""
-        matcher = self.compile(schema).matcher()
+        matcher = self.compile(source).matcher()
         try:
             for _ in range(FIRST_STEPS):
                 token = _lowest(matcher.mask())

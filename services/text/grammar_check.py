@@ -2,7 +2,7 @@
 
 A schema of a hundred bytes can take hours, gigabytes or the whole stack. It takes them here, where that ends with this
 process alone. Reads and writes messages (`services.text.framing`): first a `Vocabulary` in msgpack, answered by an
-empty message; then schemas in JSON, each answered by what is wrong with it, or by an empty message.
+empty message; then each `Source` in JSON, which is answered by what is wrong with it, or by an empty message.
 """
 
 import resource
@@ -15,6 +15,7 @@ import msgspec
 from schemas.errors import InvalidRequest
 from services.text.framing import read_message, write_message
 from services.text.grammar import Compiler
+from services.text.grammar_source import Source
 from services.text.stack import on_stack
 from services.text.vocabulary import Vocabulary
 
@@ -34,16 +35,16 @@ def main() -> None:
     vocabulary = msgspec.msgpack.decode(first, type=Vocabulary)
     compiler = Compiler(vocabulary, _Longest(vocabulary).encode)
     write_message(answers, b"")
-    while (schema := read_message(asked)) is not None:
+    while (source := read_message(asked)) is not None:
         signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)  # its signal ends the process
-        answer = on_stack(STACK_BYTES, partial(_verdict, compiler, schema))
+        answer = on_stack(STACK_BYTES, partial(_verdict, compiler, source))
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         write_message(answers, answer.encode())
 
 
-def _verdict(compiler: Compiler, schema: bytes) -> str:
+def _verdict(compiler: Compiler, source: bytes) -> str:
     try:
-        compiler.try_out(msgspec.json.decode(schema))
+        compiler.try_out(msgspec.json.decode(source, type=Source))
     except InvalidRequest as error:
         return error.message
     return ""

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import msgspec
 
 from schemas.errors import Internal, InvalidRequest
-from schemas.response_format import Constrained, not_followed, schema_of
+from schemas.response_format import Constrained, not_followed
 from services.text.framing import read_message, write_message
+from services.text.grammar_source import Source
 from services.text.stack import on_stack
 from services.text.tokenizer import Tokenizer
 from services.text.vocabulary import Vocabulary
@@ -99,8 +100,8 @@ class Grammars:
             self._check(source)
         kept = self._kept.get(source)
         if kept is None:
-            schema = msgspec.json.decode(source)
-            kept = self._kept.put(source, on_stack(STACK_BYTES, lambda: self._compiler.compile(schema)))
+            decoded = msgspec.json.decode(source, type=Source)
+            kept = self._kept.put(source, on_stack(STACK_BYTES, lambda: self._compiler.compile(decoded)))
         return kept
 
 
@@ -165,5 +166,4 @@ class _Latest(Generic[V]):
 
 
 def _source(wanted: Constrained) -> bytes:
-    """In the schema's own order, which is that of the answer's keys."""
-    return msgspec.json.encode(schema_of(wanted))
+    return msgspec.json.encode(Source.of(wanted))

@@ -9,7 +9,7 @@ from functools import cache
 from kvstore.keys import BlockRef
 from schemas.errors import NotFinite
 from schemas.job import Sampling
-from schemas.response_format import Constrained, schema_of
+from schemas.response_format import Constrained
 from services.engine.batch import Batch
 from services.engine.drafter import Drafter
 from services.engine.engine import Engine, Outcome
@@ -19,6 +19,7 @@ from services.engine.sampler import Sampler
 from services.engine.sequence import Sequence
 from services.engine.step_cost import StepCost
 from services.text.grammar import Compiler, Grammar
+from services.text.grammar_source import Source
 from services.text.vocabulary import Vocabulary
 from tests.kvstore.blocks import BLOCK_TOKENS, refs_of
 from tests.pipeline.tiny import tiny_pipeline_text
@@ -133,7 +134,7 @@ def compiler() -> Compiler:
 
 
 def grammar_of(wanted: Constrained) -> Grammar:
-    return compiler().compile(schema_of(wanted))
+    return compiler().compile(Source.of(wanted))
 
 
 def stop(batch: Batch, request: Request) -> None:

@@ -74,6 +74,9 @@ def test_broken_bodies_are_invalid_requests(body: bytes) -> None:
         ("tools", [{"type": "function"}]),
         ("tools", [{"type": "code_interpreter"}]),
         ("tool_choice", "auto"),
+        ("tool_choice", "required"),
+        ("tool_choice", "sometimes"),
+        ("tool_choice", {"type": "function", "function": {"name": "x"}}),
     ],
 )
 def test_a_bad_value_is_named(field: str, value: object) -> None:
@@ -85,7 +88,6 @@ def test_a_bad_value_is_named(field: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tool_choice", "required"),
         ("functions", [{}]),
         ("audio", {}),
         ("modalities", ["text", "audio"]),

@@ -117,6 +117,25 @@ async def test_a_stream_says_the_same(server: NatsServer) -> None:
         assert len({call.id for call in calls}) == 2
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
+async def test_a_call_that_is_asked_for_is_held_to_its_function(server: NatsServer, choice: Any) -> None:
+    seen: list[Any] = []
+
+    async def script(work: Work) -> None:
+        seen.append(work.job.response_format)
+        await saying('<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')(work)
+
+    async with serving(server) as (pipeline, client):
+        pipeline.worker.script = script
+        now: Any = {"type": "function", "function": {"name": "now"}}
+        messages: Any = [{"role": "user", "content": "x"}]
+        answer = await client.chat.completions.create(
+            model=pipeline.model, messages=messages, tools=[WEATHER, now], tool_choice=choice
+        )
+    assert answer.choices[0].finish_reason == "tool_calls" and answer.choices[0].message.content is None
+    assert list(seen[0].functions) == (["weather", "now"] if choice == "required" else ["now"])
+
+
 async def test_without_tools_a_call_is_text(server: NatsServer) -> None:
     async with serving(server) as (pipeline, client):
         pipeline.worker.script = saying(*SAID)

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from schemas.errors import GrammarFailed, InvalidRequest
+from schemas.response_format import ToolCall
 from services.text.grammar import Compiler, Mask, Matcher
+from services.text.grammar_source import Source
 from services.text.narrowing import MAX_NUMBER, narrowed
 from services.text.vocabulary import Vocabulary
 from tests.gateway.tiny_model import EOS, tiny_text
@@ -30,7 +32,7 @@ def ids_of(mask: Mask) -> list[int]:
 
 
 def matcher_of(schema: Any, *tokens: int) -> Matcher:
-    matcher = compiler().compile(schema).matcher()
+    matcher = compiler().compile(Source(schema)).matcher()
     for token in tokens:
         matcher.advance(token)
     return matcher
@@ -42,7 +44,7 @@ def encoded(text: str) -> list[int]:
 
 def written(schema: dict[str, Any], chance: random.Random) -> list[int]:
     """Tokens drawn from what is allowed, those first that end something: random digits and letters seldom do."""
-    matcher, tokens = compiler().compile(schema).matcher(), list[int]()
+    matcher, tokens = compiler().compile(Source(schema)).matcher(), list[int]()
     ends = [*encoded('"]}'), EOS]
     while len(tokens) < MAX_TOKENS:
         allowed = ids_of(matcher.mask())
@@ -83,7 +85,7 @@ def test_a_mask_follows_from_the_tokens_alone() -> None:
     """Whether masks were asked for on the way, and guesses tried: who takes over has only the tokens."""
     schema = random_schema(7)
     tokens = written(schema, random.Random(3))
-    asked = compiler().compile(schema).matcher()
+    asked = compiler().compile(Source(schema)).matcher()
     for count, token in enumerate(tokens):
         guesses = tokens[count : count + 5]
         assert asked.num_fitting([*guesses, EOS, EOS]) >= len(guesses)
@@ -134,7 +136,7 @@ def test_a_token_that_is_not_allowed_is_told() -> None:
 )
 def test_what_has_no_grammar_is_refused_with_a_reason(schema: Any, why: str) -> None:
     with pytest.raises(InvalidRequest, match=why) as caught:
-        compiler().compile(schema)
+        compiler().compile(Source(schema))
     assert caught.value.param == "response_format"
 
 
@@ -156,3 +158,21 @@ def test_narrowing_touches_only_schemas() -> None:
 @pytest.mark.parametrize("low", [2**60, MAX_NUMBER])
 def test_a_bound_that_leaves_no_room_for_ours_stays_alone(low: int) -> None:
     assert narrowed({"type": "integer", "minimum": low}) == {"type": "integer", "minimum": low}
+
+
+def test_a_call_is_held_to_its_function() -> None:
+    """References of the arguments' schema go with it."""
+    place = {"$ref": "#/$defs/place", "description": "where"}
+    defs = {"place": {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}}
+    weather = {"type": "object", "properties": {"at": place}, "required": ["at"], "$defs": defs}
+    source = Source.of(ToolCall({"now": {}, "weather": weather}))
+    for text in ('{"name": "weather", "arguments": {"at": {"city": "Paris"}}}', '{"name": "now", "arguments": {}}'):
+        matcher = compiler().compile(source).matcher()
+        tokens = encoded(f"<tool_call>\n{text}\n</tool_call>")
+        assert matcher.num_fitting(tokens) == len(tokens)
+        for token in tokens:
+            matcher.advance(token)
+        assert ids_of(matcher.mask()) == [EOS]
+    wrong = encoded('<tool_call>\n{"name": "weather", "arguments": {"at": {"city": "Rome"}}}')
+    assert compiler().compile(source).matcher().num_fitting(wrong) == len(wrong) - len('Rome"}}}')
+    assert compiler().compile(source).matcher().num_fitting(encoded("Hello")) == 0
