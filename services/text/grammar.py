@@ -11,7 +11,7 @@ import llguidance
 import numpy as np
 import numpy.typing as npt
 
-from schemas.errors import GrammarFailed
+from schemas.errors import GrammarFailed, InvalidRequest
 from schemas.response_format import not_followed
 from services.text.grammar_source import Source
 from services.text.narrowing import narrowed
@@ -94,7 +94,7 @@ class Matcher:
         self._matcher.consume_token(token)
 
     def mask(self, since: Sequence[int] = ()) -> Mask:
-        """Of the tokens that may come next; `since`: tokens before it that are not settled yet, all `fitting`.
+        """Of the tokens that may come next; `since`: tokens before it that are not settled yet, as many as fit.
 
         Raises `GrammarFailed`.
         """
@@ -129,7 +129,11 @@ class _Tokens:
         self._encode = encode
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return self._encode(text if isinstance(text, str) else text.decode())
+        """Nothing where the tokenizer cannot write it: then the grammar goes by bytes alone."""
+        try:
+            return self._encode(text if isinstance(text, str) else text.decode())
+        except InvalidRequest:
+            return []
 
 
 def _told(why: str) -> str:

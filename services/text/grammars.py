@@ -29,11 +29,10 @@ if TYPE_CHECKING:
     from services.text.grammar import Compiler, Grammar
 
 MAX_KEPT = 8  # grammars: one may grow to some 40 MB
-MAX_VERDICTS = 1024
+MAX_VERDICTS = 256  # with their schemas, of at most 64 kB
 STACK_BYTES = 32 << 20
 
-# It took too much time, stack or memory.
-_BY_A_SCHEMA = (signal.SIGPROF, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
+_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM)  # any other end is the schema's doing
 
 V = TypeVar("V")
 
@@ -91,7 +90,7 @@ class Grammars:
             if why is not None:
                 return why
             self._checker = None
-            if checker.ended_by in _BY_A_SCHEMA:
+            if checker.ended_by not in _BY_OTHERS:
                 return not_followed("the schema is too complex: its grammar takes too long or too much memory").message
         raise Internal("the process that checks schemas was killed twice")
 

@@ -93,8 +93,8 @@ def test_a_mask_leaves_its_ids_alone():
     """Also behind the last whole word, and whatever the others score."""
     scores = row(1, 70)
     for ids in ({3}, {0, 31, 32, 69}, {64, 68}):
-        others = scores.copy()
-        others[[i for i in range(70) if i not in ids]] = np.nan
+        others = np.full(70, np.nan, np.float32)
+        others[list(ids)] = 1.0
         assert reachable(others, allowed=mask_of(ids, 70)) == ids
         alone = np.full(70, -np.inf, np.float32)
         alone[list(ids)] = scores[list(ids)]

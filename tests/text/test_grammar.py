@@ -73,6 +73,16 @@ def test_the_end_token_comes_at_the_end_and_nothing_else_does() -> None:
     assert ids_of(matcher_of(schema, *whole).mask()) == [EOS]
 
 
+def test_a_control_token_in_a_schema_is_text() -> None:
+    schema = {"const": "<|im_end|> <|im_start|>"}
+    matcher, tokens = compiler().compile(Source(schema)).matcher(), list[int]()
+    while EOS not in (allowed := ids_of(matcher.mask())):
+        assert min(allowed) > EOS, "no control token is a way to write one"
+        tokens.append(allowed[0])
+        matcher.advance(tokens[-1])
+    assert tiny_text().tokenizer.decode(tokens) == json.dumps(schema["const"])
+
+
 def test_there_is_one_way_to_space() -> None:
     """Endless blanks are JSON too, and small models love them."""
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
