@@ -24,6 +24,10 @@ Encode = Callable[[str], list[int]]
 
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 FIRST_STEPS = 8
+# Tokens that are allowed together: whole slices of the vocabulary at once. Strings of a limited length need short ones
+# too: with the library's own, 10 and 30, a mask took 49 us on average where with these it takes 28.
+BLANKS, IN_A_STRING = r"[\x20\x0A\x0D\x09]+", r'[^"\\\x00-\x1F\x7F]'
+SLICES = (2, 4, 6, 8, 10, 15, 20, 30)
 LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=200_000,
     step_lexer_fuel=50_000,  # some 4 ms
@@ -45,7 +49,7 @@ class Compiler:
             llguidance.TokenizerWrapper(_Tokens(vocabulary, encode)),
             n_vocab=self._num_tokens,
             eos_token=vocabulary.eos_ids,
-            slices=llguidance.LLTokenizer.json_slices(),
+            slices=[BLANKS, *(f"{IN_A_STRING}{{1,{length}}}" for length in SLICES), f"{IN_A_STRING}+"],
         )
 
     def compile(self, source: Source) -> "Grammar":

@@ -104,7 +104,7 @@ async def test_a_body_that_is_too_large_is_413(pipeline: Pipeline, chunked: bool
         ({"messages": [{"role": "user", "content": "x" * 150_000}]}, 400, "context_length_exceeded", "messages"),
         ({"logit_bias": {"259": 1}}, 400, "invalid_request", "logit_bias"),
         ({"response_format": json_format({"not": {}})}, 400, "invalid_request", "response_format"),
-        ({"response_format": json_format({"multipleOf": 1e9 + 7})}, 400, "invalid_request", "response_format"),
+        ({"response_format": {"type": "json_schema"}}, 400, "invalid_request", "response_format"),
         ({"response_format": {"type": "json_object"}, "ignore_eos": True}, 400, "invalid_request", "ignore_eos"),
         ({"metadata": {"a": "x" * 100_000}}, 413, "too_large", "metadata"),
     ],

@@ -107,20 +107,9 @@ class Row {
     }
 
    private:
-    /// A word of the mask at a time: most have all their bits, or none.
     const float* row_of(const float* logits) const {
         if (params_.allowed == nullptr) return logits;
-        for (int64_t start = 0; start < vocab_; start += 32) {
-            const int64_t count = std::min<int64_t>(32, vocab_ - start);
-            const uint32_t word = params_.allowed[start / 32];
-            if (word == 0) {
-                std::fill_n(at_.masked + start, count, -kInfinity);
-                continue;
-            }
-            for (int64_t i = 0; i < count; ++i) {
-                at_.masked[start + i] = word >> i & 1 ? logits[start + i] : -kInfinity;
-            }
-        }
+        passes_.mask(logits, vocab_, params_.allowed, at_.masked);
         return at_.masked;
     }
 
