@@ -6,13 +6,13 @@ from functools import cache
 from kernels.native import sampler as native
 from kernels.native.library import NoLibrary, load
 from kernels.reference import sampling as reference
-from kernels.reference.sampling import Draw, Row
+from kernels.reference.sampling import Draw, Mask, Row, masked
 
-__all__ = ["Draw", "Row", "choose"]
+__all__ = ["Draw", "Mask", "Row", "choose", "masked"]
 
 
 def choose(scores: Row, draw: Draw) -> int | None:
-    """The id drawn from `scores: [V] float32`, contiguous; None if one is NaN or the largest is infinite."""
+    """The id drawn from `scores: [V] float32`, contiguous; None if an allowed one is NaN or the largest is infinite."""
     return _chosen()(scores, draw)
 
 

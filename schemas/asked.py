@@ -9,8 +9,9 @@ RouteName = Literal["chat", "completions", "generate"]
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`key`: what the answer and its jobs are named after. `created`: unix seconds. `digest`: of the job, to tell a
-    retry from another request under the same Idempotency-Key. `echo`: text that the answer begins with. `detached`:
-    the job goes on whether or not anybody watches it. Durations are the job's own, from its acceptance.
+    retry from another request under the same Idempotency-Key. `echo`: text that the answer begins with. `tools`: calls
+    are read from its text. `detached`: the job goes on whether or not anybody watches it. Durations are the job's own,
+    from its acceptance.
     """
 
     key: str
@@ -21,6 +22,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     n: int = 1
     logprobs: bool = False
     include_usage: bool = False
+    include_metrics: bool = False
+    tools: bool = False
     echo: str = ""
     detached: bool = False
     timeout_s: float | None = None

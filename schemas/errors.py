@@ -64,6 +64,10 @@ class UnsupportedVersion(InvalidRequest):
     settle = Settle.DEAD_LETTER
 
 
+class GrammarFailed(InvalidRequest):
+    """The grammar of an answer became too complex on the way, or the tokens before are not the grammar's."""
+
+
 class Unauthorized(KvrelayError):
     code = "unauthorized"
     http_status = 401

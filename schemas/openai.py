@@ -5,15 +5,17 @@ knows is ignored unless the caller of `parse_chat` or `parse_completion` asks fo
 """
 
 import re
-from typing import Annotated, Any, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from schemas.errors import InvalidRequest, KvrelayError, TooLarge
-from schemas.job import MAX_CHOICES, MAX_METADATA_BYTES, MAX_TIMEOUT_S, MAX_TOP_LOGPROBS
+from schemas.job import MAX_CHOICES, MAX_METADATA_BYTES, MAX_TIMEOUT_S, MAX_TOP_LOGPROBS, Tool, ToolCall
 from schemas.json_object import read_object
 from schemas.openai_fields import UNSUPPORTED, WITHOUT_EFFECT
+from schemas.response_format import ResponseFormat, Text
+from schemas.response_format import ToolCall as ToolCallFormat
 from schemas.wire import translate
 
 MAX_OPENAI_STOPS = 4
@@ -36,6 +38,17 @@ class ContentPart(msgspec.Struct, frozen=True):
     text: str | None = None
 
 
+class ToolName(msgspec.Struct, frozen=True):
+    name: str
+
+
+class NamedTool(msgspec.Struct, frozen=True):
+    """A `tool_choice` of one function."""
+
+    type: Literal["function"]
+    function: ToolName
+
+
 class ChatMessage(msgspec.Struct, frozen=True):
     """`name` is accepted and not rendered: the templates that we serve have no place for it."""
 
@@ -43,7 +56,8 @@ class ChatMessage(msgspec.Struct, frozen=True):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     refusal: str | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
     function_call: dict[str, Any] | None = None
     audio: dict[str, Any] | None = None
 
@@ -71,7 +85,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     timeout_s: Annotated[float, Meta(gt=0.0, le=MAX_TIMEOUT_S)] | None = None
     ttft_timeout_s: Annotated[float, Meta(gt=0.0, le=MAX_TIMEOUT_S)] | None = None
+    response_format: ResponseFormat | None = None
     metadata: dict[str, Any] | None = None
+    include_metrics: bool | None = None
     user: str | None = None
 
     def __post_init__(self) -> None:
@@ -89,6 +105,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
+    def answer_format(self) -> ResponseFormat | None:
+        """What the answer is held to."""
+        return self.response_format
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether the model is shown tools, and its calls are read."""
+        return False
+
+    @property
     def token_limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
@@ -103,11 +129,34 @@ class ChatRequest(Request, frozen=True, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None  # accepted: how many calls there are is the model's to decide
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+        if self.tool_choice not in (None, "none") and not self.tools:
+            raise InvalidRequest("tool_choice needs tools", param="tool_choice")
+        names = [tool.function.name for tool in self.tools or []]
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise InvalidRequest("tool_choice names none of the tools", param="tool_choice")
+        if self.has_tools and self.response_format is not None and not isinstance(self.response_format, Text):
+            raise InvalidRequest("response_format leaves no room for calls of tools", param="response_format")
+
+    @property
+    def answer_format(self) -> ResponseFormat | None:
+        """What the answer is held to: a call, if one is asked for."""
+        if self.tool_choice in (None, "none", "auto"):
+            return self.response_format
+        named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+        functions = [tool.function for tool in self.tools or [] if named in (None, tool.function.name)]
+        return ToolCallFormat({function.name: function.parameters or {} for function in functions})
+
+    @property
+    def has_tools(self) -> bool:
+        return bool(self.tools) and self.tool_choice != "none"
 
     @property
     def num_logprobs(self) -> int | None:

@@ -9,7 +9,9 @@ from schemas import events
 
 LOWEST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot spell
 
-FinishReason = Literal["stop", "length"]  # beside it vLLM's `stop_reason`: the stop string that matched, or null
+FinishReason = Literal[
+    "stop", "length", "tool_calls"
+]  # beside it vLLM's `stop_reason`: the stop string that matched, or null
 
 
 class CachedTokens(msgspec.Struct, frozen=True):
@@ -60,10 +62,27 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     text_offset: list[int]
 
 
+class CalledFunction(msgspec.Struct, frozen=True):
+    """`arguments` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """`index` is there in chunks only, each of which has a call whole."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+    index: int | UnsetType = UNSET
+
+
 class ChatMessage(msgspec.Struct, frozen=True):
-    content: str
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -77,6 +96,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):
@@ -105,6 +125,7 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    metrics: dict[str, float] | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +138,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    metrics: dict[str, float] | UnsetType = UNSET
 
 
 class CompletionAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +151,7 @@ class CompletionAnswer(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
+    metrics: dict[str, float] | UnsetType = UNSET
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):

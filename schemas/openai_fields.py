@@ -4,12 +4,8 @@ from typing import Any
 
 # Known fields that nothing here acts on yet, with the values that ask for nothing. None always does.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none",),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -47,7 +43,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_decoding_backend": (),
     "grammar": (),
     "json_schema": (),
-    "include_metrics": (False,),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "priority": (0,),

@@ -219,7 +219,7 @@ class Call:
         for number, (_, draw) in enumerate(draws):
             fill(params[number], draw)
         ids, status = np.empty(len(draws), dtype=np.uint32), np.empty(len(draws), dtype=np.uint8)
-        self._kept += [origin, params, ids, status]
+        self._kept += [origin, params, ids, status, [draw.allowed for _, draw in draws]]
         fields = self.fields
         fields.num_draws, fields.draw_from, fields.draws = len(draws), ints(origin), params
         fields.sampled = ffi.cast("uint32_t *", ids.ctypes.data)

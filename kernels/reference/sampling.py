@@ -17,10 +17,15 @@ WEIGHT_ONE = 2.0**40  # the weight of the best id
 Row = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.uint32]
+"""A bit an id, lowest first: `[ceil(V / 32)]`."""
 
 
 class Draw(NamedTuple):
-    """How one id is chosen. `top_k` <= 0, `top_p` >= 1 and `min_p` <= 0 filter nothing; `hash` is 64 bits of chance."""
+    """How one id is chosen. `top_k` <= 0, `top_p` >= 1 and `min_p` <= 0 filter nothing; `hash` is 64 bits of chance.
+
+    `allowed`: the ids whose bit is set; the scores of others are -inf before anything else is looked at. None: all.
+    """
 
     greedy: bool
     inv_temperature: float  # a float32
@@ -28,14 +33,16 @@ class Draw(NamedTuple):
     top_p: float
     min_p: float
     hash: int
+    allowed: Mask | None = None
 
 
 def choose(scores: Row, draw: Draw) -> int | None:
-    """The id drawn from `scores: [V] float32`, V < 2**23; None if one is NaN or the largest is infinite.
+    """The id drawn from `scores: [V] float32`, V < 2**23; None if an allowed one is NaN or the largest is infinite.
 
     Best first is by score, equals by id. `top_k` best ids are kept; of these the shortest best-first run that has
     `top_p` of their weight, at least one; of these the ids with `min_p` of the best one's weight.
     """
+    scores = masked(scores, draw.allowed)
     best = scores.max()
     if not np.isfinite(best):  # numpy's max of NaN and anything is NaN
         return None
@@ -54,6 +61,14 @@ def choose(scores: Row, draw: Draw) -> int | None:
         enough = weights >= np.uint64(draw.min_p * WEIGHT_ONE)
         ids, weights = ids[enough], weights[enough]
     return _drawn(ids, weights, draw.hash)
+
+
+def masked(scores: Row, allowed: Mask | None) -> Row:
+    """`scores` with -inf for the ids that are not allowed."""
+    if allowed is None:
+        return scores
+    bits = np.unpackbits(allowed.view(np.uint8), count=len(scores), bitorder="little")
+    return np.where(bits, scores, np.float32(-np.inf))
 
 
 def weights_of(scores: Row, best: np.float32, inv_temperature: np.float32) -> Weights:

@@ -140,6 +140,8 @@ class BatchRun:
             num_prompts=len(jobs),
             n=asked.n or 1,
             logprobs=asked.num_logprobs is not None,
+            include_metrics=bool(asked.include_metrics),
+            tools=asked.has_tools,
         )
         for attempt in range(MAX_TRIES):
             name = retry_id(request, attempt) if attempt else request

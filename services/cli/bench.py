@@ -192,6 +192,7 @@ def _some_redis(settings: Settings, sections: tuple[str, ...]) -> Iterator[str]:
 for _command in (
     bench_decode.shared_prefix,
     bench_decode.speculation,
+    bench_decode.grammar,
     bench_decode.kv_forms,
     bench_decode.quality,
     bench_load.gap,

@@ -1,4 +1,4 @@
-"""`kvrelay bench shared-prefix`, `speculation`, `kv-forms`, `quality`: decoding, K and V, and how true all of it is."""
+"""`kvrelay bench` of decoding: `shared-prefix`, `speculation`, `grammar`, `kv-forms`, and `quality`: how true it is."""
 
 import contextlib
 import json
@@ -43,6 +43,20 @@ def speculation(settings: Settings, tokens: int, rounds: int) -> None:
     from services.bench import speculation
 
     for row in speculation.run(settings, threads, tokens, rounds):
+        click.echo(json.dumps(row))
+
+
+@click.command()
+@with_settings(*_MODEL)
+@click.option("--batch", "batches", default="1,4,16", show_default=True, help="Batch sizes, comma-separated.")
+@click.option("--steps", type=click.IntRange(2), default=200, show_default=True, help="Tokens of each sequence.")
+def grammar(settings: Settings, batches: str, steps: int) -> None:
+    """Decode steps of sequences that are held to a JSON schema, and of free ones, in turns."""
+    sizes = sizes_of(batches, "--batch")
+    threads = _threads(settings)
+    from services.bench import grammar
+
+    for row in grammar.run(settings, threads, sizes, steps):
         click.echo(json.dumps(row))
 
 

@@ -12,6 +12,7 @@ from services.engine.recheck import Difference, Recheck
 from services.engine.sampler import Sampled, Sampler
 from services.engine.saver import Saver
 from services.engine.sequence import Sequence
+from services.text.grammar import Grammar
 from services.worker.runtime import Runtime
 
 
@@ -25,7 +26,16 @@ class Generation:
     Its maker sets the sequence's `on_computed` and `is_paused`, and takes the sequence out of the batch at last.
     """
 
-    def __init__(self, runtime: Runtime, handoff: Handoff, chain: Chain, choice: Choice, restored: Restored) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        handoff: Handoff,
+        chain: Chain,
+        choice: Choice,
+        restored: Restored,
+        grammar: Grammar | None = None,
+    ) -> None:
+        self._grammar = grammar
         self.choice = choice
         self.last_token_s = time.monotonic()
         self.saver = Saver(runtime.blocks, runtime.pool, chain.names, restored.used_at)
@@ -100,4 +110,5 @@ class Generation:
     def _fresh_sampler(self) -> Sampler:
         sampling = self._handoff.sampling
         assert sampling.seed is not None
-        return Sampler(sampling, sampling.seed, self.choice.number, self._handoff.prompt_token_ids)
+        matcher = self._grammar.matcher() if self._grammar is not None else None
+        return Sampler(sampling, sampling.seed, self.choice.number, self._handoff.prompt_token_ids, matcher)

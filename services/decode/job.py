@@ -16,6 +16,7 @@ from services.engine.blocks import Lookup, Restored
 from services.engine.choice import Choice
 from services.engine.engine import Outcome
 from services.engine.sampler import Sampled
+from services.text.grammar import Grammar
 from services.worker.disagreement import report_differences
 from services.worker.room import Permit
 from services.worker.run import JobRun
@@ -57,6 +58,7 @@ class DecodeJob:
         self._generations: list[Generation] = []
         self._all_finished = asyncio.Event()
         self._relief: asyncio.Task[None] | None = None
+        self._grammar: Grammar | None = None
 
     async def perform(self) -> PassedOn | None:
         """What to publish instead of going on, or None when the job has ended."""
@@ -66,6 +68,9 @@ class DecodeJob:
         live = [choice for choice in self._stream.choices if not choice.finished]
         try:
             if live:
+                wanted = self._handoff.sampling.constraint
+                if wanted is not None:
+                    self._grammar = await self._runtime.text.grammars.of(wanted, is_checked=True)
                 await self._make_room(live)
                 if not await self._merge(live):
                     return PassedOn(await self._handed_on(reworked=True), Stage.REWORK)
@@ -112,7 +117,7 @@ class DecodeJob:
         return True
 
     def _generation(self, choice: Choice, restored: Restored) -> Generation:
-        generation = Generation(self._runtime, self._handoff, self._chain, choice, restored)
+        generation = Generation(self._runtime, self._handoff, self._chain, choice, restored, self._grammar)
         generation.sequence.is_paused = self._is_congested
         generation.sequence.on_computed = lambda outcome: self._on_computed(generation, outcome)
         num_published = len(self._run.history.tokens.get(choice.number, []))

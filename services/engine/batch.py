@@ -7,7 +7,6 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable
 
-from schemas.errors import NotFinite
 from services.bus.progress import Progress
 from services.engine.engine import Engine, Outcome, Work
 from services.engine.sequence import Sequence
@@ -116,7 +115,7 @@ class Batch:
         """What is not finite was not computed: its pages get no name, and are not stored."""
         if sequence not in self._sequences:
             return
-        if isinstance(outcome, NotFinite):
+        if not isinstance(outcome, list):
             sequence.on_computed(outcome)
             return
         block_tokens = self._engine.pool.block_tokens

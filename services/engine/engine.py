@@ -16,7 +16,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from schemas.errors import NotFinite
+from kernels.sampling import Draw
+from schemas.errors import GrammarFailed, NotFinite
 from services.engine.lease import Cores
 from services.engine.model import Model, Span
 from services.engine.pages import PagePool
@@ -49,6 +50,7 @@ class Work:
     index: int = 0
     recheck: Recheck | None = None
     draft: list[int] = field(default_factory=list)
+    failure: GrammarFailed | None = None  # known before anything is computed
 
     @property
     def num_rows(self) -> int:
@@ -63,15 +65,22 @@ class Work:
         """Of the rows, whose first is `first_row` of the pass."""
         wanted = [Wanted(first_row + position - self.start, None) for position in self.rechecked]
         last = first_row + len(self.token_ids) - 1
-        for sampler in self.samplers:
-            wanted += [
-                Wanted(last + ahead, sampler.draw(self.index + ahead) if sampler.is_plain else None)
+        try:
+            return wanted + [
+                Wanted(last + ahead, self._draw(sampler, ahead))
+                for sampler in self.samplers
                 for ahead in range(1 + len(self.draft))
             ]
-        return wanted
+        except GrammarFailed as error:
+            self.failure = error
+            return wanted
+
+    def _draw(self, sampler: Sampler, ahead: int) -> Draw | None:
+        return sampler.draw(self.index + ahead, self.draft[:ahead]) if sampler.is_plain else None
 
 
-Outcome = list[Sampled] | NotFinite
+Failure = NotFinite | GrammarFailed
+Outcome = list[Sampled] | Failure
 """A token for each sampler; of a `draft` the tokens that came true and the next one."""
 
 
@@ -153,10 +162,12 @@ def _outcome(work: Work, found: list[Found], finite: npt.NDArray[np.bool_]) -> O
             logits = next(answers)
             assert isinstance(logits, np.ndarray)
             work.recheck.compare(position, logits)
+    if work.failure is not None:
+        return work.failure
     try:
         if not work.draft:
             return [_sampled(sampler, next(answers), work.index) for sampler in work.samplers]
-    except NotFinite as error:
+    except (NotFinite, GrammarFailed) as error:
         return error
     return _accepted(work, list(answers), finite[len(work.token_ids) :])
 
@@ -171,7 +182,7 @@ def _accepted(work: Work, answers: list[Found], finite: npt.NDArray[np.bool_]) -
             break
         try:
             sampled = _sampled(sampler, answer, work.index + ahead, since)
-        except NotFinite as error:
+        except (NotFinite, GrammarFailed) as error:
             if not tokens:
                 return error
             break

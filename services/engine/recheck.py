@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kernels.sampling import Row
-from schemas.errors import NotFinite
+from schemas.errors import GrammarFailed, NotFinite
 from services.engine.sampler import Sampler
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`index` of the token in its choice. `computed` is None where the logits were no numbers."""
+    """`index` of the token in its choice. `computed` is None where nothing could be chosen."""
 
     index: int
     known: int
@@ -51,7 +51,7 @@ class Recheck:
         known = self._known[index]
         try:
             computed: int | None = self._sampler.sample(logits, index).id
-        except NotFinite:
+        except (NotFinite, GrammarFailed):
             computed = None
         if computed != known:
             self.differences.append(Difference(index, known, computed))

@@ -13,10 +13,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kernels.sampling import Draw, Row, choose
+from kernels.sampling import Draw, Row, choose, masked
 from schemas.errors import NotFinite
 from schemas.events import Logprobs
 from schemas.job import Sampling
+from services.text.grammar import Matcher
 
 GREEDY_TEMPERATURE = 1e-5  # below it logits that float32 can tell apart differ by more than a draw can notice
 _MAX_SCORE = float(np.finfo(np.float32).max)  # a repetition penalty near 0 makes scores that float32 cannot hold
@@ -35,12 +36,19 @@ def hash64(seed: int, choice: int, index: int) -> int:
 
 
 class Sampler:
-    """One choice of one job. `seed` is resolved; `prompt` is read for the repetition penalty."""
+    """One choice of one job. `seed` is resolved; `prompt` is read for the repetition penalty; `matcher` is this
+    choice's own and says which tokens are allowed, None: all.
 
-    def __init__(self, sampling: Sampling, seed: int, choice: int, prompt: Iterable[int]) -> None:
+    Methods that take `since`, the tokens before an index that were not noted, need them to be allowed ones.
+    """
+
+    def __init__(
+        self, sampling: Sampling, seed: int, choice: int, prompt: Iterable[int], matcher: Matcher | None = None
+    ) -> None:
         self._sampling = sampling
         self._seed = seed
         self._choice = choice
+        self._matcher = matcher
         self._generated: Counter[int] = Counter()
         self._greedy = sampling.temperature < GREEDY_TEMPERATURE or sampling.top_k == 1 or sampling.top_p == 0.0
         self._inv_temperature = 1.0 if self._greedy else float(np.float32(1.0 / sampling.temperature))
@@ -55,7 +63,9 @@ class Sampler:
         )
 
     def note(self, token_id: int) -> None:
-        """Records a generated token; penalties of later tokens count it."""
+        """Records a generated token; penalties of later tokens count it, and what is allowed follows from it."""
+        if self._matcher is not None:
+            self._matcher.advance(token_id)
         if self._shifts:
             self._generated[token_id] += 1
 
@@ -64,8 +74,15 @@ class Sampler:
         """A token depends on nothing but the model's logits and `draw`."""
         return not self._shifts and self._sampling.logprobs is None
 
-    def draw(self, index: int) -> Draw:
-        """How token `index` is chosen from its scores."""
+    def num_possible(self, guesses: Sequence[int]) -> int:
+        """How many of `guesses`, the next tokens, may come at all."""
+        return len(guesses) if self._matcher is None else self._matcher.num_fitting(guesses)
+
+    def draw(self, index: int, since: Sequence[int] = ()) -> Draw:
+        """How token `index` is chosen from its scores. Raises `GrammarFailed`."""
+        return self._unmasked_draw(index)._replace(allowed=self._matcher.mask(since) if self._matcher else None)
+
+    def _unmasked_draw(self, index: int) -> Draw:
         sampling = self._sampling
         chance = 0 if self._greedy else hash64(self._seed, self._choice, index)
         return Draw(self._greedy, self._inv_temperature, sampling.top_k, sampling.top_p, sampling.min_p, chance)
@@ -73,12 +90,14 @@ class Sampler:
     def sample(self, logits: Row, index: int, since: Sequence[int] = ()) -> Sampled:
         """Token `index` (0 is the first generated one) from `logits: [V] float32`.
 
-        `since`: the tokens before it that were not noted. Raises `NotFinite` when a logit is NaN or the largest is
-        infinite: the request ends, its mates go on.
+        Raises `NotFinite` when a logit is NaN or the largest is infinite, or `GrammarFailed`: the request ends, its
+        mates go on.
         """
+        if self._matcher is not None:
+            logits = masked(logits, self._matcher.mask(since))
         token = None
         if np.isfinite(logits.max()):
-            token = choose(self._shifted(logits, since) if self._shifts else logits, self.draw(index))
+            token = choose(self._shifted(logits, since) if self._shifts else logits, self._unmasked_draw(index))
         if token is None:
             raise not_finite()
         wanted = self._sampling.logprobs
@@ -110,10 +129,14 @@ def not_finite() -> NotFinite:
 
 
 def logprobs_of(logits: Row, token: int, num_top: int) -> Logprobs:
-    """Of the model's own distribution, before penalties and temperature."""
+    """Of the model's own distribution, before penalties and temperature; where only some tokens are allowed, of these.
+
+    `top` has fewer where fewer are allowed.
+    """
     scores = logits.astype(np.float64)
     top = scores.max()
     norm = top + np.log(np.exp(scores - top).sum())
+    num_top = min(num_top, int(np.count_nonzero(scores > -np.inf)))
     best = _best(scores, num_top) if num_top else ()
     return Logprobs(logprob=float(scores[token] - norm), top=[(int(i), float(scores[i] - norm)) for i in best])
 

@@ -60,6 +60,8 @@ class Sequence:
         """
         end = self.num_computed + min(max_rows, self.num_missing)
         draft = self.drafter.draft(num_draft) if self.drafter is not None and num_draft else []
+        for sampler in self.samplers if draft else ():
+            draft = draft[: sampler.num_possible(draft)]
         num_pages = -(-(end + len(draft)) // pool.block_tokens)
         while len(self.pages) < num_pages:
             self.pages.append(pool.take())

@@ -182,6 +182,8 @@ class Generation:
             n=call.asked.n or 1,
             logprobs=call.asked.num_logprobs is not None,
             include_usage=call.asked.include_usage,
+            include_metrics=bool(call.asked.include_metrics),
+            tools=call.asked.has_tools,
             detached=call.wishes.detached,
             timeout_s=call.asked.timeout_s,
             ttft_timeout_s=call.asked.ttft_timeout_s,

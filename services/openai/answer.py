@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from schemas import events
 from schemas.errors import KvrelayError
@@ -19,6 +20,7 @@ from schemas.openai_answers import FinishReason, Usage
 from services.openai import position
 from services.openai.observed import Observed
 from services.openai.position import DONE_SAID, ERROR_SAID, USAGE_SAID, Position
+from services.text.tool_format import Call, CallReader, Read
 
 DONE = b"[DONE]"
 
@@ -35,6 +37,8 @@ class Choice:
     tokens: list[Token] = field(default_factory=list)
     reason: FinishReason = "stop"
     stop: str | None = None  # the stop string that matched
+    reader: CallReader | None = None  # where tools may be called
+    calls: list[Call] = field(default_factory=list)
 
     def say(self, text: str) -> None:
         self.parts.append(text)
@@ -55,6 +59,9 @@ class Head:
     build: str = ""
 
 
+Metrics = dict[str, float] | UnsetType
+"""Seconds of each part of the work, where they are asked for; of several jobs the longest."""
+
 Placed = tuple[Choice, int, msgspec.Struct]
 """A chunk of a choice, and the choice's position once it is said."""
 
@@ -69,10 +76,10 @@ class Shape(Protocol):
     has_marker: bool
 
     def opening(self, choice: Choice) -> msgspec.Struct | None: ...
-    def piece(self, choice: Choice, text: str, token: Token | None) -> msgspec.Struct: ...
+    def piece(self, choice: Choice, text: str, token: Token | None, calls: Sequence[Call]) -> msgspec.Struct: ...
     def closing(self, choice: Choice) -> msgspec.Struct: ...
-    def usage(self, usage: Usage) -> msgspec.Struct: ...
-    def whole(self, choices: list[Choice], usage: Usage) -> msgspec.Struct: ...
+    def usage(self, usage: Usage, metrics: Metrics) -> msgspec.Struct: ...
+    def whole(self, choices: list[Choice], usage: Usage, metrics: Metrics) -> msgspec.Struct: ...
 
 
 class Chunk(NamedTuple):
@@ -97,6 +104,9 @@ class Answer:
         logprobs: bool,
         with_usage: bool = False,
         seen: Position | None = None,
+        *,
+        with_metrics: bool = False,
+        with_tools: bool = False,
     ) -> None:
         self.head = head
         self._shape = shape
@@ -104,7 +114,8 @@ class Answer:
         self._n = n
         self._logprobs = logprobs
         self._with_usage = with_usage
-        self._choices = [Choice(index) for index in range(num_jobs * n)]
+        self._metrics: Metrics = {} if with_metrics else UNSET
+        self._choices = [Choice(index, reader=CallReader() if with_tools else None) for index in range(num_jobs * n)]
         self._position = seen or Position.start(num_jobs * n)
         self._usage: list[events.Usage] = []
         self._first_token_s: float | None = None
@@ -163,8 +174,8 @@ class Answer:
     def ending(self) -> list[Chunk]:
         """What follows the last chunk of a complete answer."""
         found = []
-        if self._with_usage and self._position.tail < USAGE_SAID:
-            usage = _encoder.encode(self._shape.usage(Usage.of(self._usage)))
+        if (self._with_usage or self._metrics) and self._position.tail < USAGE_SAID:
+            usage = _encoder.encode(self._shape.usage(Usage.of(self._usage), self._metrics))
             found.append(Chunk(self._reached_tail(USAGE_SAID), usage))
         reached = self._reached_tail(DONE_SAID)
         return [*found, Chunk(reached, DONE)] if self._shape.has_marker else found
@@ -178,7 +189,7 @@ class Answer:
         return Chunk(str(self._position), _encoder.encode(error_body(error)))
 
     def whole(self) -> bytes:
-        return _encoder.encode(self._shape.whole(self._choices, Usage.of(self._usage)))
+        return _encoder.encode(self._shape.whole(self._choices, Usage.of(self._usage), self._metrics))
 
     def _reached(self, choice: Choice, position: int) -> str:
         self._position.choices[choice.index] = position
@@ -199,6 +210,9 @@ class Answer:
             return self._finish(self._choice(prompt, event.choice), event)
         elif isinstance(event, Done):
             self._usage.append(event.usage)
+            if self._metrics is not UNSET:
+                for name, seconds in event.timings.items():
+                    self._metrics[name] = max(seconds, self._metrics.get(name, 0.0))
         return []
 
     def _choice(self, prompt: int, choice: int) -> Choice:
@@ -228,19 +242,35 @@ class Answer:
         if not self._logprobs or event.logprobs is None:
             return self._say(choice, at, event.text)
         choice.tokens.append(event)
-        chunk = self._shape.piece(choice, event.text, event)
-        choice.say(event.text)
-        return [(choice, at, chunk)]
+        text, calls = _read(choice, event.text)
+        return [(choice, at, self._piece(choice, text, event, calls))]
 
     def _finish(self, choice: Choice, event: Finish) -> list[Placed]:
         choice.reason, choice.stop = event.reason, event.stop
-        said = self._say(choice, position.of_last_text(event.tokens), event.text)
+        text, calls = _read(choice, event.text)
+        if choice.reader is not None:
+            text += choice.reader.finish()
+        if choice.calls and event.reason == "stop":
+            choice.reason = "tool_calls"
+        at = position.of_last_text(event.tokens)
+        said = [(choice, at, self._piece(choice, text, None, calls))] if text or calls else list[Placed]()
         return [*said, (choice, position.of_closing(event.tokens), self._shape.closing(choice))]
 
     def _say(self, choice: Choice, at: int, text: str) -> list[Placed]:
         """Nothing for held-back text: a delta of "" would only cost the client a wake-up."""
-        if not text:
-            return []
-        chunk = self._shape.piece(choice, text, None)
+        text, calls = _read(choice, text)
+        return [(choice, at, self._piece(choice, text, None, calls))] if text or calls else []
+
+    def _piece(self, choice: Choice, text: str, token: Token | None, calls: Sequence[Call]) -> msgspec.Struct:
+        chunk = self._shape.piece(choice, text, token, calls)
         choice.say(text)
-        return [(choice, at, chunk)]
+        return chunk
+
+
+def _read(choice: Choice, text: str) -> Read:
+    """What of `text` is to be said; calls are noted."""
+    if choice.reader is None:
+        return Read(text, [])
+    read = choice.reader.push(text)
+    choice.calls += read.calls
+    return read

@@ -1,11 +1,14 @@
 """How /v1/completions spells an answer."""
 
+from collections.abc import Sequence
+
 from msgspec import UNSET, UnsetType
 
 from schemas.events import Token
 from schemas.openai_answers import LOWEST_LOGPROB, CompletionAnswer, CompletionChoice, CompletionLogprobs, Usage
-from services.openai.answer import Choice, Head
+from services.openai.answer import Choice, Head, Metrics
 from services.openai.token_names import TokenNames
+from services.text.tool_format import Call
 
 
 class CompletionShape:
@@ -20,20 +23,22 @@ class CompletionShape:
         """The prompt, where it is to be echoed."""
         return self._answer([CompletionChoice(choice.index, choice.text)], self._no_usage) if choice.parts else None
 
-    def piece(self, choice: Choice, text: str, token: Token | None) -> CompletionAnswer:
+    def piece(self, choice: Choice, text: str, token: Token | None, calls: Sequence[Call]) -> CompletionAnswer:
         logprobs = self._logprobs([token], [choice.length]) if token is not None else None
         return self._answer([CompletionChoice(choice.index, text, logprobs)], self._no_usage)
 
     def closing(self, choice: Choice) -> CompletionAnswer:
         return self._answer([CompletionChoice(choice.index, "", None, choice.reason, choice.stop)], self._no_usage)
 
-    def usage(self, usage: Usage) -> CompletionAnswer:
-        return self._answer([], usage)
+    def usage(self, usage: Usage, metrics: Metrics) -> CompletionAnswer:
+        return self._answer([], usage, metrics)
 
-    def whole(self, choices: list[Choice], usage: Usage) -> CompletionAnswer:
-        return self._answer([self._whole_choice(choice) for choice in choices], usage)
+    def whole(self, choices: list[Choice], usage: Usage, metrics: Metrics) -> CompletionAnswer:
+        return self._answer([self._whole_choice(choice) for choice in choices], usage, metrics)
 
-    def _answer(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> CompletionAnswer:
+    def _answer(
+        self, choices: list[CompletionChoice], usage: Usage | UnsetType | None, metrics: Metrics = UNSET
+    ) -> CompletionAnswer:
         head = self._head
         return CompletionAnswer(
             id=head.id,
@@ -42,6 +47,7 @@ class CompletionShape:
             system_fingerprint=head.build,
             choices=choices,
             usage=usage,
+            metrics=metrics,
         )
 
     def _whole_choice(self, choice: Choice) -> CompletionChoice:

@@ -1,10 +1,13 @@
 """How /generate spells an answer: as text-generation-inference does."""
 
+from collections.abc import Sequence
+
 from schemas.events import Token
 from schemas.generate import GenerateAnswer, GenerateDetails, GeneratedToken, GenerateEvent
 from schemas.openai_answers import LOWEST_LOGPROB, Usage
-from services.openai.answer import Choice, Head
+from services.openai.answer import Choice, Head, Metrics
 from services.openai.token_names import TokenNames
+from services.text.tool_format import Call
 
 
 class GenerateShape:
@@ -18,7 +21,7 @@ class GenerateShape:
     def opening(self, choice: Choice) -> None:
         return None
 
-    def piece(self, choice: Choice, text: str, token: Token | None) -> GenerateEvent:
+    def piece(self, choice: Choice, text: str, token: Token | None, calls: Sequence[Call]) -> GenerateEvent:
         """Held-back text that comes with the end is no token's: it has the last one's id."""
         if token is None:
             return GenerateEvent(index=len(choice.tokens), token=GeneratedToken(self._last_id(choice), text, 0.0))
@@ -34,10 +37,10 @@ class GenerateShape:
             details=_details(choice, len(choice.tokens)),
         )
 
-    def usage(self, usage: Usage) -> GenerateAnswer:
+    def usage(self, usage: Usage, metrics: Metrics) -> GenerateAnswer:
         raise AssertionError("nobody can ask for it")
 
-    def whole(self, choices: list[Choice], usage: Usage) -> GenerateAnswer:
+    def whole(self, choices: list[Choice], usage: Usage, metrics: Metrics) -> GenerateAnswer:
         (choice,) = choices
         details = _details(choice, usage.completion_tokens) if choice.tokens else None
         return GenerateAnswer(generated_text=choice.text, details=details)

@@ -5,7 +5,9 @@ A published job carries token ids: workers need no template, and what was checke
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
+
+from msgspec import UNSET
 
 from schemas.errors import InvalidRequest
 from schemas.job import Job, Message, Role
@@ -17,8 +19,8 @@ from services.text.prompt import resolve_prompt
 INLINE_CHARS = 4096  # longer prompts are tokenised in a thread, so that the other streams go on meanwhile
 MESSAGE_CHARS = 64  # what rendering one message costs, in characters of text
 
-_ROLES: dict[str, Role] = {"system": "system", "developer": "developer", "user": "user", "assistant": "assistant"}
-_UNSUPPORTED_ROLES = ("tool", "function")
+_ROLES: dict[str, Role] = {role: role for role in get_args(Role)}
+_UNSUPPORTED_ROLES = ("function",)
 
 
 async def jobs_of(request: Request, text: TextModel, key: str, owner: str | None) -> list[Job]:
@@ -29,14 +31,18 @@ async def jobs_of(request: Request, text: TextModel, key: str, owner: str | None
     _check_bias(request, text)
     prompts = _prompts(request)
     shared = _shared(request, text, owner)
-    return [
+    jobs = [
         await _job({"id": job_id(key, i, len(prompts)), **given, **shared}, text) for i, given in enumerate(prompts)
     ]
+    if (wanted := jobs[0].constraint) is not None:
+        await text.grammars.check(wanted)
+    return jobs
 
 
 def _prompts(request: Request) -> list[dict[str, Any]]:
     if isinstance(request, ChatRequest):
-        return [{"messages": [_message(m, f"messages[{i}]") for i, m in enumerate(request.messages)]}]
+        messages = [_message(m, f"messages[{i}]") for i, m in enumerate(request.messages)]
+        return [{"messages": messages, "tools": request.tools if request.has_tools else UNSET}]
     assert isinstance(request, CompletionRequest)
     return [{"prompt" if isinstance(p, str) else "prompt_token_ids": p} for p in request.prompts()]
 
@@ -70,6 +76,7 @@ def _shared(request: Request, text: TextModel, owner: str | None) -> dict[str, A
         "ttft_timeout_s": request.ttft_timeout_s,
         "cache_salt": request.cache_salt,
         "metadata": request.metadata,
+        "response_format": request.answer_format,
         "logprobs": num_logprobs(request),
     }
     return {
@@ -94,14 +101,15 @@ def _message(message: ChatMessage, path: str) -> Message:
         raise InvalidRequest(
             f"unknown role {message.role[:40]!r}: use one of {', '.join(_ROLES)}", param=f"{path}.role"
         )
-    for name in ("tool_calls", "function_call", "audio"):
+    for name in ("function_call", "audio"):
         if getattr(message, name):
             raise unsupported(f"{path}.{name}")
     if message.content is None:
         if role != "assistant":
             raise InvalidRequest(f"content of a {role} message must not be null", param=f"{path}.content")
-        return Message(role, message.refusal or "")
-    return Message(role, _text(message.content, f"{path}.content"))
+        return Message(role, message.refusal or "", message.tool_calls or [])
+    content = _text(message.content, f"{path}.content")
+    return Message(role, content, message.tool_calls or [], message.tool_call_id or "")
 
 
 def _text(content: str | Sequence[ContentPart], path: str) -> str:
@@ -134,10 +142,10 @@ async def _job(fields: dict[str, Any], text: TextModel) -> Job:
     except InvalidRequest as error:
         param = "prompt" if error.param == "prompt_token_ids" else error.param
         raise type(error)(error.message.replace("prompt_token_ids", "prompt"), param=param) from error
-    return Job(**{**fields, "prompt": None, "messages": None, "prompt_token_ids": ids})
+    return Job(**{**fields, "prompt": None, "messages": None, "tools": UNSET, "prompt_token_ids": ids})
 
 
 def _size_chars(job: Job) -> int:
     messages = job.messages or []
-    texts = len(job.prompt or "") + sum(len(message.content) for message in messages)
+    texts = len(job.prompt or "") + sum(len(message.content) for message in messages) + 1000 * len(job.tools or [])
     return texts + MESSAGE_CHARS * len(messages) + len(job.prompt_token_ids or [])

@@ -38,4 +38,14 @@ def answer_to(asked: Asked, model: str, names: TokenNames, last_event_id: str = 
     head = Head(id=route.id_prefix + asked.key, model=model, created=asked.created)
     shape = route.shape(head, names, asked.include_usage)
     seen = Position.parse(last_event_id, asked.num_prompts * asked.n) if last_event_id else None
-    return Answer(head, shape, asked.num_prompts, asked.n, asked.logprobs, asked.include_usage, seen)
+    return Answer(
+        head,
+        shape,
+        asked.num_prompts,
+        asked.n,
+        asked.logprobs,
+        asked.include_usage,
+        seen,
+        with_metrics=asked.include_metrics,
+        with_tools=asked.tools,
+    )

@@ -15,6 +15,7 @@ from services.engine.sampler import Sampled, Sampler
 from services.engine.saver import Saver
 from services.engine.sequence import Sequence
 from services.prefill.draft import Draft
+from services.text.grammar import Grammar
 from services.worker.disagreement import report_differences
 from services.worker.room import Permit
 from services.worker.run import JobRun
@@ -41,6 +42,7 @@ class PrefillJob:
         self._cached_tokens = run.history.start.cached_tokens if run.history.start else 0
         self._computed: asyncio.Future[Outcome] | None = None
         self._is_handing_back = False
+        self._grammar: Grammar | None = None
 
     async def perform(self) -> tuple[Handoff, Stage] | None:
         """The hand-off to publish, and for whom; None when the job has ended with its first tokens."""
@@ -58,6 +60,9 @@ class PrefillJob:
 
     async def _perform(self) -> Handoff | None:
         stream = self._stream
+        wanted = self._handoff.sampling.constraint
+        if wanted is not None:
+            self._grammar = await self._runtime.text.grammars.of(wanted, is_checked=False)
         stream.replay([(first.choice, Sampled(first.id, first.logprobs)) for first in self._handoff.first])
         stored_blocks = await self._compute(self._handoff.prompt_token_ids, self._wanted_first())
         if stream.finished:
@@ -209,4 +214,5 @@ class PrefillJob:
     def _sampler(self, choice: int) -> Sampler:
         sampling = self._handoff.sampling
         assert sampling.seed is not None
-        return Sampler(sampling, sampling.seed, choice, self._handoff.prompt_token_ids)
+        matcher = self._grammar.matcher() if self._grammar is not None else None
+        return Sampler(sampling, sampling.seed, choice, self._handoff.prompt_token_ids, matcher)

@@ -1,6 +1,7 @@
 """A model as text sees it: tokenizer, chat template, context and end tokens."""
 
 import json
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,12 @@ import msgspec
 
 from schemas.errors import SetupError
 from services.models.files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, ModelFiles
+from services.text.grammars import Grammars
 from services.text.template import ChatTemplate
 from services.text.tokenizer import Tokenizer
 
 
-class TextModel(msgspec.Struct, frozen=True, kw_only=True):
+class TextModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """`template` is None for a model without one: it takes prompts, not messages. `vocab_size` counts the rows of
     the model's embedding, which may be more than the tokenizer has tokens."""
 
@@ -22,6 +24,10 @@ class TextModel(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int
     vocab_size: int
     eos_ids: tuple[int, ...]
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        return Grammars(self.tokenizer, self.vocab_size, self.eos_ids)
 
 
 def load_text(files: ModelFiles) -> TextModel:

@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from schemas.errors import ContextLengthExceeded, InvalidRequest
-from schemas.job import Job, Message
+from schemas.job import Job, Message, Tool
 from services.text.model import TextModel
 
 
@@ -20,7 +20,7 @@ def resolve_prompt(job: Job, text: TextModel, now: datetime | None = None) -> li
         ids = _checked_ids(job.prompt_token_ids, text.vocab_size)
         param = "prompt_token_ids"
     elif job.messages is not None:
-        ids = _messages_ids(job.messages, text, now)
+        ids = _messages_ids(job.messages, job.tools or [], text, now)
         param = "messages"
     else:
         prompt = job.prompt or ""
@@ -41,16 +41,26 @@ def resolve_max_tokens(job: Job, num_prompt_tokens: int, context_tokens: int) ->
     return room if job.max_tokens is None else min(job.max_tokens, room)
 
 
-def _messages_ids(messages: list[Message], text: TextModel, now: datetime | None) -> list[int]:
+def _messages_ids(messages: list[Message], tools: list[Tool], text: TextModel, now: datetime | None) -> list[int]:
     if text.template is None:
         raise InvalidRequest(f"model {text.slug} has no chat template: send a prompt instead", param="messages")
     if len(messages) > text.context_tokens:  # a turn takes a token at least, and rendering takes 30 us
         raise _too_long(f"at least {len(messages)}", text.context_tokens, "messages")
     for index, message in enumerate(messages):
         _check_unicode(message.content, f"messages[{index}].content")
-    guarded = text.template.render_guarded(messages, text.tokenizer.control, now=now)
+        if (message.role == "tool" or message.tool_calls) and not text.template.has_calls:
+            raise _no_tools(
+                text, f"messages[{index}].role" if message.role == "tool" else f"messages[{index}].tool_calls"
+            )
+    if tools and not text.template.has_calls:
+        raise _no_tools(text, "tools")
+    guarded = text.template.render_guarded(messages, text.tokenizer.control, tools=tools, now=now)
     _check_floor(guarded.unguarded(), text, "messages")
     return text.tokenizer.encode_guarded(guarded)
+
+
+def _no_tools(text: TextModel, param: str) -> InvalidRequest:
+    return InvalidRequest(f"tools are not supported by model {text.slug}: its chat template shows it none", param=param)
 
 
 def _checked_ids(ids: list[int], vocab_size: int) -> list[int]:

@@ -15,6 +15,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "gguf": ("services.models",),
     "huggingface_hub": ("services.models",),
     "jinja2": ("services.text",),
+    "llguidance": ("services.text.grammar",),
     "lz4": ("kvstore.codec",),
     "nats": ("services.bus",),
     "opentelemetry": ("services.telemetry",),

@@ -4,10 +4,12 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 
 from kvstore.keys import BlockRef
 from schemas.errors import NotFinite
 from schemas.job import Sampling
+from schemas.response_format import Constrained
 from services.engine.batch import Batch
 from services.engine.drafter import Drafter
 from services.engine.engine import Engine, Outcome
@@ -16,7 +18,11 @@ from services.engine.pages import PagePool
 from services.engine.sampler import Sampler
 from services.engine.sequence import Sequence
 from services.engine.step_cost import StepCost
+from services.text.grammar import Compiler, Grammar
+from services.text.grammar_source import Source
+from services.text.vocabulary import Vocabulary
 from tests.kvstore.blocks import BLOCK_TOKENS, refs_of
+from tests.pipeline.tiny import tiny_pipeline_text
 
 
 class CheapRows(StepCost):
@@ -82,10 +88,12 @@ def start(batch: Batch, pool: PagePool, request: Request, make_drafter: MakeDraf
     sampling = request.sampling
     assert sampling.seed is not None and sampling.max_tokens is not None
     max_tokens = sampling.max_tokens
-    sampler = Sampler(sampling, sampling.seed, request.choice, request.prompt)
+    matcher = grammar_of(sampling.constraint).matcher() if sampling.constraint else None
+    sampler = Sampler(sampling, sampling.seed, request.choice, request.prompt, matcher)
 
     def on_computed(outcome: Outcome) -> None:
-        if isinstance(outcome, NotFinite):
+        if not isinstance(outcome, list):
+            assert isinstance(outcome, NotFinite)
             request.error = outcome
             stop(batch, request)
             return
@@ -117,6 +125,16 @@ def start(batch: Batch, pool: PagePool, request: Request, make_drafter: MakeDraf
     )
     sequence.num_computed = len(sequence.pages) * BLOCK_TOKENS
     batch.join(sequence)
+
+
+@cache
+def compiler() -> Compiler:
+    text = tiny_pipeline_text()
+    return Compiler(Vocabulary.of(text.tokenizer, text.vocab_size, text.eos_ids), text.tokenizer.encode)
+
+
+def grammar_of(wanted: Constrained) -> Grammar:
+    return compiler().compile(Source.of(wanted))
 
 
 def stop(batch: Batch, request: Request) -> None:

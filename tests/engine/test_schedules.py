@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 
 from schemas.job import Sampling
+from schemas.response_format import JsonSchema, NamedSchema
 from services.engine.batch import Batch
 from services.engine.drafter import Drafter
 from services.engine.engine import Engine
@@ -24,14 +25,18 @@ from tests.engine.requests import (
     start,
     stop,
 )
+from tests.gateway.tiny_model import EOS
 from tests.pipeline.tiny import tiny_models
 
+AN_ANSWER = JsonSchema(NamedSchema(schema={"type": "array", "items": {"enum": ["yes", "no", 3]}, "minItems": 4}))
 KINDS: tuple[dict[str, object], ...] = (
     {"temperature": 0.0},
     {"temperature": 1.0, "top_p": 0.9},
     {"temperature": 0.7, "top_k": 20, "min_p": 0.02},
     {"temperature": 1.3, "repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
     {"temperature": 0.0, "logit_bias": {100: 3.0}, "logprobs": 2},
+    {"temperature": 1.0, "response_format": AN_ANSWER},
+    {"temperature": 0.7, "response_format": AN_ANSWER, "logprobs": 2, "frequency_penalty": 0.2},
 )
 NUM_SCHEDULES = 100
 
@@ -46,7 +51,7 @@ def known_requests() -> list[tuple[Request, list[int]]]:
         head = shared[: chance.choice([0, 0, BLOCK_TOKENS, 40, 48])]
         prompt = head + [chance.randrange(3, 250) for _ in range(chance.choice([1, 2, 15, 16, 17, 40]))]
         sampling = Sampling(max_tokens=chance.randrange(1, 45), seed=number, **KINDS[number % len(KINDS)])  # type: ignore[arg-type]
-        request = Request(prompt, sampling, choice=number % 2)
+        request = Request(prompt, sampling, choice=number % 2, stop_ids=(EOS,) if sampling.constraint else ())
         tokens = alone(tiny_models()[0], request)
         if number % 6 == 5 and len(tokens) > 3:  # one that ends by itself
             request = replace(request, stop_ids=(tokens[len(tokens) // 2],))

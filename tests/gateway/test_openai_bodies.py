@@ -67,6 +67,16 @@ def test_broken_bodies_are_invalid_requests(body: bytes) -> None:
         ("stream_options", {"include_usage": "yes"}),
         ("messages", []),
         ("messages", None),
+        ("response_format", {"type": "yaml"}),
+        ("response_format", {"type": "json_schema"}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x"}}),
+        ("response_format", "json"),
+        ("tools", [{"type": "function"}]),
+        ("tools", [{"type": "code_interpreter"}]),
+        ("tool_choice", "auto"),
+        ("tool_choice", "required"),
+        ("tool_choice", "sometimes"),
+        ("tool_choice", {"type": "function", "function": {"name": "x"}}),
     ],
 )
 def test_a_bad_value_is_named(field: str, value: object) -> None:
@@ -78,10 +88,7 @@ def test_a_bad_value_is_named(field: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "auto"),
         ("functions", [{}]),
-        ("response_format", {"type": "json_object"}),
         ("audio", {}),
         ("modalities", ["text", "audio"]),
         ("guided_json", {}),

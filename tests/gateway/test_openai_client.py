@@ -2,13 +2,15 @@
 
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import openai
 import pytest
+from pydantic import BaseModel
 
 from schemas.events import Error
 from tests.gateway.conftest import MakePipeline, Pipeline
-from tests.gateway.scripted_worker import Work, token
+from tests.gateway.scripted_worker import Work, saying, token
 
 
 @contextlib.asynccontextmanager
@@ -95,3 +97,28 @@ async def test_an_error_in_a_stream_is_raised(pipeline: Pipeline, client: openai
     with pytest.raises(openai.APIError, match="the blocks are gone"):
         async for _ in stream:
             pass
+
+
+async def test_a_schema_goes_with_the_job(make_pipeline: MakePipeline) -> None:
+    """As the client's own `parse` writes it for a model of pydantic's."""
+    seen: list[Any] = []
+
+    async def answer(work: Work) -> None:
+        seen.append(work.job.response_format)
+        await saying('{"name": "Ann", ', '"age": 3}')(work)
+
+    pipeline = await make_pipeline()
+    pipeline.worker.script = answer
+    async with client_of(pipeline) as client:
+        found = await client.chat.completions.parse(
+            model=pipeline.model, messages=[{"role": "user", "content": "who?"}], response_format=Person
+        )
+    assert found.choices[0].message.parsed == Person(name="Ann", age=3)
+    (wanted,) = seen
+    assert wanted.json_schema.name == "Person"
+    assert list(wanted.json_schema.schema["properties"]) == ["name", "age"]
+
+
+class Person(BaseModel):
+    name: str
+    age: int

@@ -11,6 +11,7 @@ from services.settings import Bus as BusSettings
 from tests.gateway.conftest import BUS, MakePipeline, Pipeline
 from tests.gateway.scripted_worker import Work
 from tests.gateway.tiny_model import CONTEXT_TOKENS
+from tests.text.random_schemas import json_format
 
 JSON = {"Content-Type": "application/json"}
 
@@ -88,7 +89,7 @@ async def test_a_body_that_is_too_large_is_413(pipeline: Pipeline, chunked: bool
     [
         ({"model": "gpt-4"}, 404, "model_not_found", "model"),
         ({"max_tokens": 0}, 400, "invalid_request", "max_tokens"),
-        ({"tools": [{"type": "function"}]}, 400, "invalid_request", "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "invalid_request", "tools"),
         ({"messages": []}, 400, "invalid_request", "messages"),
         ({"messages": [{"role": "user", "content": None}]}, 400, "invalid_request", "messages[0].content"),
         ({"messages": [{"role": "tool", "content": "x"}]}, 400, "invalid_request", "messages[0].role"),
@@ -102,6 +103,9 @@ async def test_a_body_that_is_too_large_is_413(pipeline: Pipeline, chunked: bool
         ({"messages": [{"role": "user", "content": "x" * CONTEXT_TOKENS}]}, 400, "context_length_exceeded", "messages"),
         ({"messages": [{"role": "user", "content": "x" * 150_000}]}, 400, "context_length_exceeded", "messages"),
         ({"logit_bias": {"259": 1}}, 400, "invalid_request", "logit_bias"),
+        ({"response_format": json_format({"not": {}})}, 400, "invalid_request", "response_format"),
+        ({"response_format": {"type": "json_schema"}}, 400, "invalid_request", "response_format"),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, 400, "invalid_request", "ignore_eos"),
         ({"metadata": {"a": "x" * 100_000}}, 413, "too_large", "metadata"),
     ],
 )

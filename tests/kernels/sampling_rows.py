@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from kernels.reference.sampling import Draw, Row
+from kernels.reference.sampling import Draw, Mask, Row
 
 
 def row(seed: int, vocab: int = 1000, scale: float = 3.0) -> Row:
@@ -58,4 +58,11 @@ draws = st.builds(
     top_p=st.one_of(st.sampled_from([0.0, 1.0, 1.0, 0.9, 0.5, 1e-9, 1.0 - 2.0**-53]), st.floats(0.0, 1.0)),
     min_p=st.one_of(st.sampled_from([0.0, 0.0, 1.0, 0.1, 1e-13]), st.floats(0.0, 1.0)),
     hash=st.one_of(st.sampled_from([0, 2**64 - 1, 2**63]), st.integers(0, 2**64 - 1)),
+    allowed=st.none(),
 )
+
+
+def mask_of(ids: set[int], size: int) -> Mask:
+    bits = np.zeros(-(-size // 32) * 32, np.uint8)
+    bits[list(ids)] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from kernels.reference.sampling import Draw, choose, weights_of
-from tests.kernels.sampling_rows import draws, row, rows
+from tests.kernels.sampling_rows import draws, mask_of, row, rows
 
 PLAIN = Draw(greedy=False, inv_temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, hash=0)
 NUM_CHANCES = 200
@@ -87,6 +87,24 @@ def test_no_rounding_at_the_end_of_a_flat_distribution():
     """Its total has more bits than float64: a top_p just below 1 asks for more than there is."""
     flat = np.zeros(20_001, dtype=np.float32)
     assert choose(flat, PLAIN._replace(top_p=1.0 - 2.0**-53, hash=2**64 - 1)) == 20_000
+
+
+def test_a_mask_leaves_its_ids_alone():
+    """Also behind the last whole word, and whatever the others score."""
+    scores = row(1, 70)
+    for ids in ({3}, {0, 31, 32, 69}, {64, 68}):
+        others = np.full(70, np.nan, np.float32)
+        others[list(ids)] = 1.0
+        assert reachable(others, allowed=mask_of(ids, 70)) == ids
+        alone = np.full(70, -np.inf, np.float32)
+        alone[list(ids)] = scores[list(ids)]
+        for chance in range(0, 2**64, 2**64 // 5):
+            draw = PLAIN._replace(hash=chance, top_p=0.7)
+            assert choose(scores, draw._replace(allowed=mask_of(ids, 70))) == choose(alone, draw)
+
+
+def test_nothing_is_drawn_where_nothing_is_allowed():
+    assert choose(row(1, 70), PLAIN._replace(allowed=mask_of(set(), 70))) is None
 
 
 @pytest.mark.parametrize("greedy", [True, False])

@@ -17,16 +17,20 @@ from services.engine.reference_model import ReferenceModel
 from tests.pipeline.conftest import Pipelines
 from tests.pipeline.earlier_worker import DECODE_CLAIM, PREFILL_CLAIM, continued, handoff_of, leave, leave_to_prefill
 from tests.pipeline.tiny import tiny_files, tiny_models
+from tests.text.random_schemas import json_format
 
 ALARM = "two workers disagree about a token"
 NUM_TOKENS = 40
 PROMPT = list(range(3, 20))  # blocks of 16: a full one and one token
+A_LIST = json_format({"type": "array", "items": {"enum": ["yes", "no", 3]}, "minItems": 100})
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "sampled": {"top_p": 0.95},
     "two choices": {"n": 2},
     "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2, "min_p": 0.02},
     "logprobs": {"logprobs": 3, "logit_bias": {100: 2.0}},
+    "a grammar": {"ignore_eos": False, "response_format": A_LIST},
+    "two grammars": {"n": 2, "logprobs": 2, "presence_penalty": 0.1, "ignore_eos": False, "response_format": A_LIST},
     "stop strings": {"temperature": 0.0, "stop": ["\ufffd\ufffd\ufffd\ufffd\ufffd\ufffd"]},
 }
 

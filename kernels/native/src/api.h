@@ -25,6 +25,7 @@ typedef struct {
     double top_p, min_p;
     uint64_t hash;
     int32_t greedy;
+    const uint32_t* allowed;  // a bit an id, lowest first; null: all. Ids without their bit score -inf
 } kvr_sampling;
 
 // Rows of one pass. Span s has `span_rows[s]` rows from position `span_start[s]` on, and its pages begin at

@@ -31,12 +31,13 @@ struct Scratch {
     float* scores;        // [vocab + kSpill], of `ids`
     float* maxima;        // [ceil(vocab / kMaxGroup)]
     float* ranked;        // the same, in another order
+    float* masked;        // [vocab], the row as far as its ids are allowed
 
     static int64_t groups(int64_t vocab, int64_t size) { return (vocab + size - 1) / size; }
 
     static int64_t bytes(int64_t vocab) {
         const int64_t longs = vocab + groups(vocab, kSumGroup) + 2 * kDigits + kSumGroup + 2 * kSpill;
-        const int64_t ints = 2 * (vocab + kSpill) + 2 * groups(vocab, kMaxGroup);
+        const int64_t ints = 2 * (vocab + kSpill) + 2 * groups(vocab, kMaxGroup) + vocab;
         return 8 * longs + 4 * ints + 8;
     }
 
@@ -50,6 +51,7 @@ struct Scratch {
         scores = reinterpret_cast<float*>(ids + vocab + kSpill);
         maxima = scores + vocab + kSpill;
         ranked = maxima + groups(vocab, kMaxGroup);
+        masked = ranked + groups(vocab, kMaxGroup);
     }
 };
 
@@ -72,7 +74,7 @@ struct Edge {
 class Row {
    public:
     Row(const Passes& passes, const float* logits, int64_t vocab, const kvr_sampling& params, void* memory)
-        : passes_(passes), logits_(logits), vocab_(vocab), params_(params), at_(memory, vocab) {}
+        : passes_(passes), vocab_(vocab), params_(params), at_(memory, vocab), logits_(row_of(logits)) {}
 
     int choose(uint32_t* id) {
         if (!passes_.group_maxima(logits_, vocab_, at_.maxima)) return 1;
@@ -105,6 +107,12 @@ class Row {
     }
 
    private:
+    const float* row_of(const float* logits) const {
+        if (params_.allowed == nullptr) return logits;
+        passes_.mask(logits, vocab_, params_.allowed, at_.masked);
+        return at_.masked;
+    }
+
     uint32_t first_of(float best) const {
         int64_t group = 0;
         while (at_.maxima[group] != best) ++group;
@@ -266,10 +274,10 @@ class Row {
     }
 
     const Passes& passes_;
-    const float* logits_;
     const int64_t vocab_;
     const kvr_sampling& params_;
     const Scratch at_;
+    const float* logits_;
     Scale scale_{};
     uint64_t least_ = 0;
     int64_t kept_ = 0;

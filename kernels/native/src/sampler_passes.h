@@ -30,6 +30,8 @@ struct Passes {
     void (*bucket_sums)(const float* scores, int64_t n, Scale scale, uint64_t* sums);
     /// `collect` of the scores in one bucket.
     int64_t (*collect_bucket)(const float* scores, int64_t n, Scale scale, int32_t bucket, uint32_t* ids, float* kept);
+    /// The scores whose bit is set, 32 to a word, lowest first; -inf for the others.
+    void (*mask)(const float* scores, int64_t n, const uint32_t* allowed, float* out);
 };
 
 extern const Passes portable_passes;

@@ -219,8 +219,27 @@ int64_t collect(const float* scores, int64_t n, float cut, uint32_t* ids, float*
     return found;
 }
 
+void mask(const float* scores, int64_t n, const uint32_t* allowed, float* out) {
+    const float none = -__builtin_inff();
+    int64_t i = 0;
+#if defined(__AVX512F__)
+    for (; i + 16 <= n; i += 16) {
+        const auto bits = static_cast<__mmask16>(allowed[i / 32] >> (i % 32));
+        _mm512_storeu_ps(out + i, _mm512_mask_loadu_ps(_mm512_set1_ps(none), bits, scores + i));
+    }
+#elif defined(__AVX2__)
+    const __m256i lanes = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    for (; i + 8 <= n; i += 8) {
+        const __m256i bits = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(allowed[i / 32] >> (i % 32))), lanes);
+        const __m256 is_set = _mm256_castsi256_ps(_mm256_cmpeq_epi32(bits, lanes));
+        _mm256_storeu_ps(out + i, _mm256_blendv_ps(_mm256_set1_ps(none), _mm256_loadu_ps(scores + i), is_set));
+    }
+#endif
+    for (; i < n; ++i) out[i] = allowed[i / 32] >> (i % 32) & 1 ? scores[i] : none;
+}
+
 }  // namespace
 
-const Passes KVR_PASSES{group_maxima, group_sums, weights, collect, bucket_sums, collect_bucket};
+const Passes KVR_PASSES{group_maxima, group_sums, weights, collect, bucket_sums, collect_bucket, mask};
 
 }  // namespace kvr::sampling

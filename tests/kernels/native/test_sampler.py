@@ -5,12 +5,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from kernels.native import library
 from kernels.native.sampler import choose
 from kernels.reference import sampling
 from kernels.reference.sampling import Draw
-from tests.kernels.sampling_rows import draws, row, rows
+from tests.kernels.sampling_rows import draws, mask_of, row, rows
 
 NUCLEUS = Draw(greedy=False, inv_temperature=1.0, top_k=0, top_p=0.9, min_p=0.0, hash=2**63)
 
@@ -29,6 +30,16 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 @settings(max_examples=1000, deadline=None)
 def test_it_chooses_what_the_definition_chooses(isa, scores, draw):
     assert choose(scores, draw) == sampling.choose(scores, draw)
+
+
+@given(scores=rows, draw=draws, seed=st.integers(0, 1000), share=st.sampled_from([0.0, 0.01, 0.5, 0.99]))
+@settings(max_examples=300, deadline=None)
+def test_of_the_allowed_ids_it_chooses_what_the_definition_chooses(isa, scores, draw, seed, share):
+    ids = set(np.flatnonzero(np.random.default_rng(seed).random(len(scores)) < share).tolist())
+    masked = draw._replace(allowed=mask_of(ids, len(scores)))
+    chosen = choose(scores, masked)
+    assert chosen == sampling.choose(scores, masked)
+    assert chosen is None or chosen in ids
 
 
 @pytest.mark.parametrize(

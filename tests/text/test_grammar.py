@@ -1,0 +1,188 @@
+"""What a grammar allows, told by its masks; and that these follow from the tokens alone."""
+
+import json
+import random
+from functools import cache
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from schemas.errors import GrammarFailed, InvalidRequest
+from schemas.response_format import ToolCall
+from services.text.grammar import Compiler, Mask, Matcher
+from services.text.grammar_source import Source
+from services.text.narrowing import MAX_NUMBER, narrowed
+from services.text.vocabulary import Vocabulary
+from tests.gateway.tiny_model import EOS, tiny_text
+from tests.text.random_schemas import random_schema
+
+MAX_TOKENS = 5000
+
+
+@cache
+def compiler() -> Compiler:
+    text = tiny_text()
+    return Compiler(Vocabulary.of(text.tokenizer, text.vocab_size, text.eos_ids), text.tokenizer.encode)
+
+
+def ids_of(mask: Mask) -> list[int]:
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+
+
+def matcher_of(schema: Any, *tokens: int) -> Matcher:
+    matcher = compiler().compile(Source(schema)).matcher()
+    for token in tokens:
+        matcher.advance(token)
+    return matcher
+
+
+def encoded(text: str) -> list[int]:
+    return tiny_text().tokenizer.encode(text)
+
+
+def written(schema: dict[str, Any], chance: random.Random) -> list[int]:
+    """Tokens drawn from what is allowed, those first that end something: random digits and letters seldom do."""
+    matcher, tokens = compiler().compile(Source(schema)).matcher(), list[int]()
+    ends = [*encoded('"]}'), EOS]
+    while len(tokens) < MAX_TOKENS:
+        allowed = ids_of(matcher.mask())
+        ending = [token for token in allowed if token in ends]
+        token = chance.choice(ending if ending and chance.random() < 0.5 else allowed)
+        if token == EOS:
+            return tokens
+        tokens.append(token)
+        matcher.advance(token)
+    pytest.fail(f"{schema} does not end")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_is_drawn_is_valid(seed: int) -> None:
+    schema = random_schema(seed)
+    tokens = written(schema, random.Random(seed))
+    value = json.loads(tiny_text().tokenizer.decode(tokens))
+    jsonschema.validate(value, schema, cls=jsonschema.Draft202012Validator)
+
+
+def test_the_end_token_comes_at_the_end_and_nothing_else_does() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    whole = encoded('{"a": true}')
+    for length in range(len(whole)):
+        assert EOS not in ids_of(matcher_of(schema, *whole[:length]).mask())
+    assert ids_of(matcher_of(schema, *whole).mask()) == [EOS]
+
+
+def test_a_control_token_in_a_schema_is_text() -> None:
+    schema = {"const": "<|im_end|> <|im_start|>"}
+    matcher, tokens = compiler().compile(Source(schema)).matcher(), list[int]()
+    while EOS not in (allowed := ids_of(matcher.mask())):
+        assert min(allowed) > EOS, "no control token is a way to write one"
+        tokens.append(allowed[0])
+        matcher.advance(tokens[-1])
+    assert tiny_text().tokenizer.decode(tokens) == json.dumps(schema["const"])
+
+
+def test_there_is_one_way_to_space() -> None:
+    """Endless blanks are JSON too, and small models love them."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    for before in ("", "{", '{"a"', '{"a": '):
+        allowed = {bytes([token - 3]) for token in ids_of(matcher_of(schema, *encoded(before)).mask()) if token >= 3}
+        assert not allowed & {b" ", b"\n", b"\t"} or before == '{"a":'
+
+
+def test_a_mask_follows_from_the_tokens_alone() -> None:
+    """Whether masks were asked for on the way, and guesses tried: who takes over has only the tokens."""
+    schema = random_schema(7)
+    tokens = written(schema, random.Random(3))
+    asked = compiler().compile(Source(schema)).matcher()
+    for count, token in enumerate(tokens):
+        guesses = tokens[count : count + 5]
+        assert asked.num_fitting([*guesses, EOS, EOS]) >= len(guesses)
+        ahead = [asked.mask(guesses[:n]) for n in range(len(guesses) + 1)]
+        for n, mask in enumerate(ahead):
+            fresh = matcher_of(schema, *tokens[: count + n]).mask()
+            assert np.array_equal(mask, fresh)
+        asked.advance(token)
+
+
+def test_guesses_are_fitting_as_far_as_they_are_allowed() -> None:
+    matcher = matcher_of({"enum": ["abc", "abd"]})
+    assert matcher.num_fitting(encoded('"abc"')) == 5
+    assert matcher.num_fitting(encoded('"abx"')) == 3
+    assert matcher.num_fitting(encoded("x")) == 0
+    assert ids_of(matcher.mask(encoded('"ab'))) == sorted(encoded("cd"))
+    assert ids_of(matcher.mask()) == encoded('"')
+
+
+@pytest.mark.parametrize("before", ["", '["a"', '["a"]'])
+def test_guesses_beyond_the_end_leave_no_trace(before: str) -> None:
+    matcher = matcher_of({"type": "array", "items": {"enum": ["a"]}}, *encoded(before))
+    mask = matcher.mask()
+    rest = encoded('["a"]')[len(before) :]
+    for guesses in ([*rest, EOS], [*rest, EOS, EOS], [*rest, *encoded("x")]):
+        assert len(rest) <= matcher.num_fitting(guesses) <= len(rest) + 1
+        matcher.mask(guesses)
+        assert np.array_equal(matcher.mask(), mask)
+
+
+def test_a_token_that_is_not_allowed_is_told() -> None:
+    with pytest.raises(GrammarFailed):
+        matcher_of({"enum": ["abc"]}, *encoded("x")).mask()
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"type": "strin"}, "strin"),
+        ({"not": {"type": "string"}}, "not"),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"type": "string", "format": "made-up"}, "made-up"),
+        ({"type": "string", "pattern": "("}, "regex"),
+        ({"$ref": "http://example.com/schema.json"}, "example.com"),
+        ({"type": "integer", "minimum": 3, "maximum": 2}, "minimum"),
+        ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "'a'"),
+    ],
+)
+def test_what_has_no_grammar_is_refused_with_a_reason(schema: Any, why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why) as caught:
+        compiler().compile(Source(schema))
+    assert caught.value.param == "response_format"
+
+
+def test_numbers_end() -> None:
+    for schema in ({"type": "integer"}, {"type": "number"}, {"type": "number", "minimum": 2}):
+        tokens = encoded("9" * 16)
+        assert matcher_of(schema).num_fitting(encoded("9" * 40)) < len(tokens) + 1
+    assert matcher_of({"type": "number"}).num_fitting(encoded("1." + "3" * 40)) == 11
+
+
+def test_narrowing_touches_only_schemas() -> None:
+    data = {"type": "integer"}
+    schema = {"properties": {"type": {"const": data}, "enum": {"type": "integer"}}, "enum": [data], "default": data}
+    found = narrowed(schema)
+    assert found["enum"] == [data] and found["default"] == data and found["properties"]["type"]["const"] == data
+    assert found["properties"]["enum"] == {"type": "integer", "minimum": -MAX_NUMBER, "maximum": MAX_NUMBER}
+
+
+@pytest.mark.parametrize("low", [2**60, MAX_NUMBER])
+def test_a_bound_that_leaves_no_room_for_ours_stays_alone(low: int) -> None:
+    assert narrowed({"type": "integer", "minimum": low}) == {"type": "integer", "minimum": low}
+
+
+def test_a_call_is_held_to_its_function() -> None:
+    """References of the arguments' schema go with it."""
+    place = {"$ref": "#/$defs/place", "description": "where"}
+    defs = {"place": {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}}
+    weather = {"type": "object", "properties": {"at": place}, "required": ["at"], "$defs": defs}
+    source = Source.of(ToolCall({"now": {}, "weather": weather}))
+    for text in ('{"name": "weather", "arguments": {"at": {"city": "Paris"}}}', '{"name": "now", "arguments": {}}'):
+        matcher = compiler().compile(source).matcher()
+        tokens = encoded(f"<tool_call>\n{text}\n</tool_call>")
+        assert matcher.num_fitting(tokens) == len(tokens)
+        for token in tokens:
+            matcher.advance(token)
+        assert ids_of(matcher.mask()) == [EOS]
+    wrong = encoded('<tool_call>\n{"name": "weather", "arguments": {"at": {"city": "Rome"}}}')
+    assert compiler().compile(source).matcher().num_fitting(wrong) == len(wrong) - len('Rome"}}}')
+    assert compiler().compile(source).matcher().num_fitting(encoded("Hello")) == 0
