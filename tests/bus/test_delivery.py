@@ -79,10 +79,13 @@ async def test_knows_where_it_comes_from(bus: Bus, queue: WorkQueue, source: Sou
     await delivery.settle(Settle.ACK)
 
 
-async def test_the_claim_is_renewed_past_ack_wait(bus: Bus, queue: WorkQueue, source: Source) -> None:
+@pytest.mark.parametrize("ack_wait_s", [2.4])
+async def test_the_claim_is_renewed_past_ack_wait(
+    bus: Bus, queue: WorkQueue, source: Source, ack_wait_s: float
+) -> None:
     delivery = await take(bus, queue, source)
     second = asyncio.create_task(queue.next())
-    done, _ = await asyncio.wait([second], timeout=2.5 * ACK_WAIT_S)
+    done, _ = await asyncio.wait([second], timeout=1.3 * ack_wait_s)
     assert not done, "the message was given to somebody else"
     assert delivery.held
     assert await delivery.settle(Settle.ACK)
