@@ -16,15 +16,16 @@ from kvstore.quantise import NotFinitePage, Quantiser, page_floats, write_page
 from kvstore.scratch import Scratch
 from kvstore.store import KVStore
 from schemas.blob import Quantisation
+from schemas.errors import Internal
 
 
 class ConvertedStore:
     """Reads `store`, never writes to it. Thread-safe."""
 
     def __init__(self, store: KVStore, geometry: Geometry, reader: Geometry) -> None:
-        """`geometry` of the blocks, `reader` of the pages. Both are of one model."""
-        same = ("layers", "heads", "head_dim")
-        assert all(getattr(geometry, name) == getattr(reader, name) for name in same)
+        """`geometry` of the blocks, `reader` of the pages. Raises `ValueError` if they are not of one model."""
+        if any(getattr(geometry, name) != getattr(reader, name) for name in ("layers", "heads", "head_dim")):
+            raise ValueError(f"blocks of {geometry} cannot become pages of {reader}")
         self._store = store
         self._geometry = geometry
         self._converter = Converter(geometry, reader)
@@ -59,8 +60,8 @@ class ConvertedStore:
         everywhere: bool = True,
         quickly: bool = False,
     ) -> bool:
-        """What its reader computed is no block of this store."""
-        raise AssertionError("a reader of another arithmetic writes nothing")
+        """Always raises `Internal`: what the reader computes is no block of this store, and would be read as one."""
+        raise Internal("a reader of another arithmetic may not write to this store")
 
 
 class Converter:

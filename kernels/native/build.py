@@ -64,9 +64,9 @@ def build(library: Path, objects: Path, extra: Sequence[str] = ()) -> None:
     compiler = find_compiler()
     objects.mkdir(parents=True, exist_ok=True)
     steps = [
-        (source, objects / f"{source.stem}.o", [*compiler, *FLAGS, *extra, *_flags_of(source, compiler)])
+        (source, objects / f"{source.stem}.o", [*compiler, *FLAGS, *extra, *flags_of(source, compiler)])
         for source in sorted(SOURCES.glob("*.cpp"))
-        if _is_for_this_machine(source)
+        if is_for_this_machine(source)
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         compiled = list(pool.map(lambda step: _compile(*step), steps))
@@ -105,12 +105,12 @@ def sanitized(sanitizers: str) -> Path:
     return folder / LIBRARY
 
 
-def _is_for_this_machine(source: Path) -> bool:
+def is_for_this_machine(source: Path) -> bool:
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
     return is_x86 or not source.stem.endswith(tuple(X86_FLAGS))
 
 
-def _flags_of(source: Path, compiler: list[str]) -> list[str]:
+def flags_of(source: Path, compiler: list[str]) -> list[str]:
     flags = next((flags for end, flags in X86_FLAGS.items() if source.stem.endswith(end)), [])
     # To zig's clang, vectors of 512 bits are a feature of their own, which gcc 12 has not heard of.
     return [*flags, "-mevex512"] if "ziglang" in compiler and "-mavx512f" in flags else flags

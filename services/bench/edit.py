@@ -1,13 +1,12 @@
 """What an edited conversation costs: the first token of a chat whose last turn changed, beside a cold run of it."""
 
 import asyncio
-import random
 import statistics
 import time
 from collections.abc import Iterator
 
 from schemas.errors import Internal
-from services.bench.stream import MAX_PROMPT_ID, Stream, ask
+from services.bench.stream import RandomPrompts, Stream, ask
 from services.bus.connection import Bus
 from services.models.registry import resolve
 from services.settings import Settings
@@ -22,11 +21,11 @@ def run(
 
     Raises `Internal` if an edited run and its cold run differ in a token.
     """
-    slug = resolve(settings.compute.model, settings.kv.data_dir).slug
-    rng = random.Random(time.time_ns())
+    files = resolve(settings.compute.model, settings.kv.data_dir)
+    ids = RandomPrompts(files.vocab_size)
     colds, edits = [], []
     for number in range(rounds + 1):
-        cold, edited = asyncio.run(_round(settings, nats_url, slug, _ids(rng, num_prompt - num_turn), rng, num_turn))
+        cold, edited = asyncio.run(_round(settings, nats_url, files.slug, ids, num_prompt - num_turn, num_turn))
         if cold.token_ids != edited.token_ids:
             raise Internal("an edited conversation was answered otherwise than its cold run")
         if number:  # the first round warms up
@@ -37,18 +36,14 @@ def run(
 
 
 async def _round(
-    settings: Settings, nats_url: str, slug: str, kept: list[int], rng: random.Random, num_turn: int
+    settings: Settings, nats_url: str, slug: str, ids: RandomPrompts, num_kept: int, num_turn: int
 ) -> tuple[Stream, Stream]:
     """The cold run has a salt of its own: the very same prompt, and nothing of it stored."""
-    before, after = _ids(rng, num_turn), _ids(rng, num_turn)
+    kept, before, after = ids(num_kept), ids(num_turn), ids(num_turn)
     async with await Bus.connect(nats_url, "bench", settings.bus) as bus:
         await ask(bus, slug, kept + before, NUM_TOKENS)
         edited = await ask(bus, slug, kept + after, NUM_TOKENS)
         return await ask(bus, slug, kept + after, NUM_TOKENS, salt=f"cold {time.time_ns()}"), edited
-
-
-def _ids(rng: random.Random, count: int) -> list[int]:
-    return [rng.randrange(1000, MAX_PROMPT_ID) for _ in range(count)]
 
 
 def _row(colds: list[Stream], edits: list[Stream]) -> dict[str, float]:

@@ -1,17 +1,14 @@
 """The most memory that a decode worker has held, with many long sequences at once."""
 
 import asyncio
-import random
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from schemas.beat import BEAT_INTERVAL_S
 from services.bench.engine import load_model
-from services.bench.stream import MAX_PROMPT_ID, ask
-from services.bus.beats import BeatTable
+from services.bench.load import decode_pid
+from services.bench.stream import SILENCE_S, RandomPrompts, ask
 from services.bus.connection import Bus
 from services.models.registry import resolve
 from services.settings import Settings
@@ -25,8 +22,10 @@ def run(
     settings: Settings, nats_url: str, num_sequences: int, num_tokens: int
 ) -> Iterator[dict[str, str | int | float]]:
     """One row. The pipeline must be fresh: a peak says nothing of when it was."""
-    slug = resolve(settings.compute.model, settings.kv.data_dir).slug
-    pid = asyncio.run(_fill(settings, nats_url, slug, num_sequences, num_tokens))
+    files = resolve(settings.compute.model, settings.kv.data_dir)
+    prompts = RandomPrompts(files.vocab_size)
+    asked = [prompts(num_tokens - NUM_TOKENS) for _ in range(num_sequences)]
+    pid = asyncio.run(_fill(settings, nats_url, files.slug, asked))
     peak_mb = _peak_mb(Path(f"/proc/{pid}/status").read_text(encoding="utf-8"))
     bare = subprocess.run([sys.executable, "-c", _BARE], capture_output=True, encoding="utf-8", check=True).stdout
     model = load_model(settings)
@@ -45,21 +44,16 @@ def run(
     }
 
 
-async def _fill(settings: Settings, nats_url: str, slug: str, num_sequences: int, num_tokens: int) -> int:
-    """Runs so many jobs, each of so many tokens, at the same time; the decode worker's process id."""
-    rng = random.Random(time.time_ns())
+async def _fill(settings: Settings, nats_url: str, slug: str, prompts: list[list[int]]) -> int:
+    """Answers to all at the same time; the decode worker's process id.
+
+    The last one is silent until the prompts of all others are computed, and so may wait for as many silences.
+    """
     async with await Bus.connect(nats_url, "bench", settings.bus) as bus:
-        beats = BeatTable(bus)
-        await beats.start()
-        try:
-            await beats.wait_for(lambda table: table.listening_s >= 1.5 * BEAT_INTERVAL_S)
-            (worker,) = beats.working("decode", slug)
-            size = num_tokens - NUM_TOKENS
-            prompts = [[rng.randrange(1000, MAX_PROMPT_ID) for _ in range(size)] for _ in range(num_sequences)]
-            await asyncio.gather(*(ask(bus, slug, prompt, NUM_TOKENS) for prompt in prompts))
-            return worker.pid
-        finally:
-            await beats.close()
+        pid = await decode_pid(bus, slug)
+        silence_s = SILENCE_S * len(prompts)
+        await asyncio.gather(*(ask(bus, slug, prompt, NUM_TOKENS, silence_s=silence_s) for prompt in prompts))
+        return pid
 
 
 def _peak_mb(status: str) -> float:

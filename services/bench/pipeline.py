@@ -6,7 +6,6 @@ its number of threads while the pipeline idles.
 
 import asyncio
 import os
-import random
 import statistics
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import torch
 
 from schemas.job import Sampling
 from services.bench.engine import load_model
-from services.bench.stream import MAX_PROMPT_ID, Stream, ask
+from services.bench.stream import RandomPrompts, Stream, ask
 from services.bus.connection import Bus
 from services.engine.engine import Engine, Work
 from services.engine.model import Model
@@ -34,11 +33,10 @@ def run(
 ) -> Iterator[dict[str, str | int | float]]:
     """One row a round, and one of medians. Each round has a prompt that nobody has seen."""
     bench = _Bench(settings, nats_url, cores, threads)
-    rng = random.Random(time.time_ns())
     streams, engines = [], []
     try:
         for number in range(rounds + 1):
-            prompt = [rng.randrange(1000, MAX_PROMPT_ID) for _ in range(num_prompt)]
+            prompt = bench.prompts(num_prompt)
             streams.append(asyncio.run(bench.ask(prompt, num_tokens)))
             engines.append(bench.compute(prompt, num_tokens))
             if number:  # the first round warms both up
@@ -74,7 +72,9 @@ class _Bench:
     def __init__(self, settings: Settings, nats_url: str, cores: list[int], threads: int) -> None:
         self._settings = settings
         self._nats_url = nats_url
-        self._slug = resolve(settings.compute.model, Path(settings.kv.data_dir)).slug
+        files = resolve(settings.compute.model, Path(settings.kv.data_dir))
+        self.prompts = RandomPrompts(files.vocab_size)
+        self._slug = files.slug
         self._thread = ThreadPoolExecutor(1, initializer=os.sched_setaffinity, initargs=(0, cores))
         torch.set_num_threads(threads)
         self._model: Model = self._thread.submit(load_model, settings).result()

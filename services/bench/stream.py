@@ -1,5 +1,6 @@
 """One job through a running pipeline, as a plain reader saw its tokens come."""
 
+import random
 import time
 
 import msgspec
@@ -13,7 +14,18 @@ from services.bus.connection import Bus
 from services.bus.publish import submit_job
 from services.bus.reader import following
 
-MAX_PROMPT_ID = 40_000
+SILENCE_S = 60.0
+
+
+class RandomPrompts:
+    """That nobody has seen, of ids that are neither the first nor the last of a vocabulary: those are special."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._ids = range(vocab_size // 10, vocab_size * 4 // 5)
+        self._random = random.Random(time.time_ns())
+
+    def __call__(self, num_tokens: int) -> list[int]:
+        return self._random.choices(self._ids, k=num_tokens)
 
 
 class Stream(msgspec.Struct):
@@ -44,15 +56,18 @@ class Stream(msgspec.Struct):
         return (len(self.tokens_s) - 2) / (self.tokens_s[-1] - self.tokens_s[1])
 
 
-async def ask(bus: Bus, model: str, prompt: list[int], num_tokens: int, salt: str = "") -> Stream:
-    """Greedy, past the model's own end. Raises the job's error."""
+async def ask(
+    bus: Bus, model: str, prompt: list[int], num_tokens: int, salt: str = "", silence_s: float = SILENCE_S
+) -> Stream:
+    """Greedy, past the model's own end. Raises the job's error, and `DeadlineExceeded` after a silence so long: a job
+    in a queue is silent too."""
     job = Job(
         id=f"bench-{time.time_ns()}", prompt_token_ids=prompt, max_tokens=num_tokens, temperature=0.0, ignore_eos=True,
         cache_salt=salt,
     )  # fmt: skip
     assert job.id is not None
     stream = Stream([], 0.0)
-    async with following(bus, bus.settings.tenant, job.id, silence_s=60.0) as events:
+    async with following(bus, bus.settings.tenant, job.id, silence_s=silence_s) as events:
         started_s = time.perf_counter()
         await submit_job(bus, bus.settings.tenant, model, Lane.INTERACTIVE, encode(job))
         async for event in events:

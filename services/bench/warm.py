@@ -4,7 +4,6 @@ The prefixes are stored by one pipeline and read by another, whose workers hold 
 """
 
 import asyncio
-import random
 import statistics
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from kvstore.store import KVStore
 from kvstore.tier import Tier
 from schemas.errors import Internal
 from services.bench.engine import load_model
-from services.bench.stream import MAX_PROMPT_ID, Stream, ask
+from services.bench.stream import RandomPrompts, Stream, ask
 from services.bus.connection import Bus
 from services.engine.engine import Engine, Work
 from services.engine.model import Model
@@ -33,10 +32,10 @@ MAX_RATIO = {"nvme": 1 / 12, "valkey": 1 / 8}
 MAX_OF_COST = 1.5
 
 
-def prefixes(num_prefixes: int, num_tokens: int) -> list[list[int]]:
+def prefixes(settings: Settings, num_prefixes: int, num_tokens: int) -> list[list[int]]:
     """One more than is measured: the first warms up."""
-    rng = random.Random(time.time_ns())
-    return [[rng.randrange(1000, MAX_PROMPT_ID) for _ in range(num_tokens)] for _ in range(num_prefixes + 1)]
+    prompts = RandomPrompts(resolve(settings.compute.model, settings.kv.data_dir).vocab_size)
+    return [prompts(num_tokens) for _ in range(num_prefixes + 1)]
 
 
 def store(settings: Settings, nats_url: str, known: list[list[int]]) -> None:
@@ -56,10 +55,11 @@ def run(settings: Settings, nats_url: str, known: list[list[int]], num_new: int,
 
     Raises `Internal` if a prefix was not found: then nothing was measured.
     """
-    slug = resolve(settings.compute.model, settings.kv.data_dir).slug
+    files = resolve(settings.compute.model, settings.kv.data_dir)
+    prompts = RandomPrompts(files.vocab_size)
     warms, colds = [], []
     for number, prefix in enumerate(known):
-        warm, cold = asyncio.run(_pair(settings, nats_url, slug, prefix, num_new))
+        warm, cold = asyncio.run(_pair(settings, nats_url, files.slug, prefix, prompts(num_new), prompts(len(prefix))))
         if warm.cached_tokens < len(prefix) // settings.kv.block_tokens * settings.kv.block_tokens:
             raise Internal(f"only {warm.cached_tokens} of {len(prefix)} tokens were found in the store")
         if number:
@@ -91,10 +91,9 @@ def _row(warms: list[Stream], colds: list[Stream]) -> dict[str, float]:
     }
 
 
-async def _pair(settings: Settings, nats_url: str, slug: str, prefix: list[int], num_new: int) -> tuple[Stream, Stream]:
-    rng = random.Random(time.time_ns())
-    new = [rng.randrange(1000, MAX_PROMPT_ID) for _ in range(num_new)]
-    unknown = [rng.randrange(1000, MAX_PROMPT_ID) for _ in range(len(prefix))]
+async def _pair(
+    settings: Settings, nats_url: str, slug: str, prefix: list[int], new: list[int], unknown: list[int]
+) -> tuple[Stream, Stream]:
     async with await Bus.connect(nats_url, "bench", settings.bus) as bus:
         return await ask(bus, slug, prefix + new, 2), await ask(bus, slug, unknown + new, 2)
 
@@ -140,7 +139,7 @@ def _compute_s(model: Model, settings: Settings, start: int, num_new: int) -> fl
     try:
         for _ in range(5):
             began_s = time.perf_counter()
-            engine.run_now([Work([1000 + k for k in range(num_new)], start, pages)])
+            engine.run_now([Work([k % model.config.vocab_size for k in range(num_new)], start, pages)])
             times_s.append(time.perf_counter() - began_s)
     finally:
         engine.close()

@@ -34,8 +34,12 @@ def _own_folder(settings: Settings, **kv: str) -> Iterator[Settings]:
 )
 @click.option("--tokens", type=click.IntRange(8), default=256, show_default=True, help="Tokens of the answers beside.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Rounds measured.")
-def gap(settings: Settings, prompt: int, tokens: int, rounds: int) -> None:
-    """Gaps between tokens of 4 answers, with prompts coming all the time and without; then in one worker for both."""
+@click.option(
+    "--prompts", type=click.IntRange(1), default=10, show_default=True, help="Prompts a round beside a slow decode."
+)
+def gap(settings: Settings, prompt: int, tokens: int, rounds: int, prompts: int) -> None:
+    """Gaps between tokens of 4 answers, with prompts coming all the time and without; the rate of the prompts with each
+    step of decode slowed by 10 ms and without; then the gaps in one worker for both."""
     # A step that tries guesses gives several tokens at once, and that is no gap.
     settings = msgspec.structs.replace(settings, scheduler=msgspec.structs.replace(settings.scheduler, speculate="off"))
     for workers in ((), ("--both", "1")):
@@ -45,6 +49,11 @@ def gap(settings: Settings, prompt: int, tokens: int, rounds: int) -> None:
             named = {"workers": "both in one" if workers else "one of each"}
             for row in run(own, nats_url, prompt, tokens, rounds, **named):
                 click.echo(json.dumps(row))
+            if not workers:
+                from services.bench import slow_decode
+
+                for row in slow_decode.run(own, nats_url, prompt, tokens, prompts, rounds):
+                    click.echo(json.dumps(row))
 
 
 @click.command()
@@ -58,7 +67,7 @@ def warm(settings: Settings, prefix: int, new: int, rounds: int, tiers: tuple[st
     from services.bench import warm as bench
 
     for tier in tiers or ("nvme", "valkey"):
-        known = bench.prefixes(rounds, prefix)
+        known = bench.prefixes(settings, rounds, prefix)
         with _stored(settings, known, tier) as reader, borrowed_pipeline.pipeline(reader) as (_, nats_url):
             for row in bench.run(reader, nats_url, known, new, tier):
                 click.echo(json.dumps(row))

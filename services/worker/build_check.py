@@ -28,10 +28,17 @@ async def wait_for_place(beats: BeatTable, own: Beat) -> None:
         if _first_of(beats, own):
             log.info("workers of another build start at the same time: waiting for them")
         await beats.wait_for(lambda table: not _first_of(table, own))
-        if not await beats.wait_for(lambda table: not _rivals(table, own), CONFIRM_S):
-            raise SetupError(_refusal(own, _rivals(beats, own)))
+        if rivals := await _steady_rivals(beats, own):
+            raise SetupError(_refusal(own, rivals))
         if not _first_of(beats, own):
             return
+
+
+async def _steady_rivals(beats: BeatTable, own: Beat) -> list[Beat]:
+    """Rivals that there are all of `CONFIRM_S` long, by the clock of those who are heard."""
+    end_s = beats.listening_s + CONFIRM_S
+    await beats.wait_for(lambda table: not _rivals(table, own) or table.listening_s >= end_s)
+    return _rivals(beats, own)
 
 
 def _refusal(own: Beat, rivals: list[Beat]) -> str:

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from services.bus.connection import Bus
@@ -48,8 +49,14 @@ async def make_bus() -> AsyncIterator[MakeBus]:
 
 
 @pytest.fixture
-async def bus(server: NatsServer, make_bus: MakeBus) -> Bus:
-    return await make_bus(server.url)
+def ack_wait_s() -> float:
+    """Of the consumers that `model` has. More, by parametrize, for a claim that must outlive pauses of the machine."""
+    return ACK_WAIT_S
+
+
+@pytest.fixture
+async def bus(server: NatsServer, make_bus: MakeBus, ack_wait_s: float) -> Bus:
+    return await make_bus(server.url, msgspec.structs.replace(SETTINGS, ack_wait_s=ack_wait_s))
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from services.bus.publish import submit_job
 from services.bus.queue import WorkQueue
 from services.bus.server import NatsServer
 from services.bus.streams import Source, ensure_consumers, ensure_streams
-from tests.bus.conftest import ACK_WAIT_S, BUILD, MakeBus
-from tests.bus.polling import restart, until
+from tests.bus.conftest import BUILD, MakeBus
+from tests.bus.polling import TIMEOUT_S, restart, until
 
 
 def sources(model: str) -> list[Source]:
@@ -106,6 +106,7 @@ async def test_the_second_of_two_jobs_that_come_together_waits_with_its_claim_re
     await queue.close()
 
 
+@pytest.mark.parametrize("ack_wait_s", [60.0])  # so that nothing comes back unless it is given back
 async def test_a_job_that_nobody_asks_for_is_given_back(bus: Bus, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "HOLD_S", 0.05)
     queue, other = WorkQueue(bus, sources(model)), WorkQueue(bus, sources(model))
@@ -113,7 +114,7 @@ async def test_a_job_that_nobody_asks_for_is_given_back(bus: Bus, model: str, mo
     await until_waiting(bus, model, 1)
     await asyncio.gather(*(submit_job(bus, "default", model, lane, b"x") for lane in Lane))
     first = await waiting
-    async with asyncio.timeout(ACK_WAIT_S):
+    async with asyncio.timeout(TIMEOUT_S):
         second = await other.next()
     assert {first.lane, second.lane} == set(Lane)
     await first.settle(Settle.ACK)
@@ -122,6 +123,7 @@ async def test_a_job_that_nobody_asks_for_is_given_back(bus: Bus, model: str, mo
     await other.close()
 
 
+@pytest.mark.parametrize("ack_wait_s", [60.0])
 async def test_close_gives_back_what_it_holds(bus: Bus, model: str) -> None:
     queue = WorkQueue(bus, sources(model))
     waiting = asyncio.create_task(queue.next())
@@ -131,7 +133,7 @@ async def test_close_gives_back_what_it_holds(bus: Bus, model: str) -> None:
     await first.settle(Settle.ACK)
     await queue.close()
     other = WorkQueue(bus, sources(model))
-    async with asyncio.timeout(ACK_WAIT_S):
+    async with asyncio.timeout(TIMEOUT_S):
         second = await other.next()
     await second.settle(Settle.ACK)
     await other.close()

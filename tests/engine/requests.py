@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -12,7 +13,7 @@ from schemas.job import Sampling
 from schemas.response_format import Constrained
 from services.engine.batch import Batch
 from services.engine.drafter import Drafter
-from services.engine.engine import Engine, Outcome
+from services.engine.engine import Engine, Outcome, Work
 from services.engine.model import Model
 from services.engine.pages import PagePool
 from services.engine.sampler import Sampler
@@ -58,6 +59,28 @@ class KnowingDrafter(Drafter):
         truth = next((truth for truth in self._truths if truth[:known] == self._tokens), [])
         guesses = [*truth[known : known + count], *[3] * count][:count]
         return [3 if self._chance.random() < 0.2 else token for token in guesses]
+
+
+class GuessCount:
+    """What came of the guesses that an engine was given."""
+
+    def __init__(self) -> None:
+        self.num_accepted = self.num_refused = 0
+        self.runs: list[list[int]] = []  # the ids that each gave
+
+    def watch(self, engine: Engine) -> None:
+        run = engine.run
+
+        async def counted(works: Seq[Work]) -> list[Outcome]:
+            outcomes = await run(works)
+            for work, outcome in zip(works, outcomes, strict=True):
+                if work.draft and not isinstance(outcome, NotFinite):
+                    self.num_accepted += len(outcome) - 1
+                    self.num_refused += 1 + len(work.draft) - len(outcome)
+                    self.runs.append([sampled.id for sampled in outcome])
+            return outcomes
+
+        engine.run = counted  # type: ignore[method-assign]
 
 
 @dataclass
@@ -172,7 +195,8 @@ def check_named(pool: PagePool, requests: Iterable[Request]) -> int:
         pages = pool.merge([ref])
         if pages == [page]:  # else it went, or another had the name already
             assert content(pool, page) == before
-            assert pool.data[page].isfinite().all()
+            held = pool.form.scales(pool.data) if pool.form.is_quantised else pool.data
+            assert held[page].isfinite().all()
             num_checked += 1
         pool.release(pages)
     return num_checked

@@ -144,7 +144,7 @@ async def test_withdrawing_waits_for_the_pass_under_way_and_no_other():
         assert not withdrawal.done()
         engine.finish()
         assert len(await engine.begun()) == 1, "the mate goes on"
-        await asyncio.wait_for(withdrawal, 1)
+        await asyncio.wait_for(withdrawal, 10)
         assert first.num_computed == 0 and len(first.pages) == 2, "what the pass computed does not count"
         engine.finish()
 

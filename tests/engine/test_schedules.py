@@ -3,6 +3,7 @@
 import asyncio
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -13,10 +14,12 @@ from schemas.response_format import JsonSchema, NamedSchema
 from services.engine.batch import Batch
 from services.engine.drafter import Drafter
 from services.engine.engine import Engine
+from services.engine.model import Model
 from services.engine.pages import PagePool
 from tests.engine.requests import (
     BLOCK_TOKENS,
     CheapRows,
+    GuessCount,
     KnowingDrafter,
     Request,
     alone,
@@ -25,8 +28,17 @@ from tests.engine.requests import (
     start,
     stop,
 )
+from tests.engine.tiny_native import tiny_native
 from tests.gateway.tiny_model import EOS
-from tests.pipeline.tiny import tiny_models
+from tests.pipeline.tiny import tiny_model
+
+MakeModel = Callable[[], Model]
+MODELS: dict[str, MakeModel] = {
+    "bfloat16": lambda: tiny_model("bfloat16"),
+    "native int8": tiny_native,
+    "native int8, KV too": lambda: tiny_native("int8"),
+}
+PARTS = [(kind, part) for kind in MODELS for part in range(1 if kind == "bfloat16" else 3)]
 
 AN_ANSWER = JsonSchema(NamedSchema(schema={"type": "array", "items": {"enum": ["yes", "no", 3]}, "minItems": 4}))
 KINDS: tuple[dict[str, object], ...] = (
@@ -42,8 +54,9 @@ NUM_SCHEDULES = 100
 
 
 @cache
-def known_requests() -> list[tuple[Request, list[int]]]:
+def known_requests(kind: str) -> list[tuple[Request, list[int]]]:
     """With the tokens of each. Some prompts share blocks; some are others cut or continued; lengths of all kinds."""
+    model = MODELS[kind]()
     chance = random.Random(11)
     shared = [chance.randrange(3, 250) for _ in range(3 * BLOCK_TOKENS)]
     requests = []
@@ -52,10 +65,10 @@ def known_requests() -> list[tuple[Request, list[int]]]:
         prompt = head + [chance.randrange(3, 250) for _ in range(chance.choice([1, 2, 15, 16, 17, 40]))]
         sampling = Sampling(max_tokens=chance.randrange(1, 45), seed=number, **KINDS[number % len(KINDS)])  # type: ignore[arg-type]
         request = Request(prompt, sampling, choice=number % 2, stop_ids=(EOS,) if sampling.constraint else ())
-        tokens = alone(tiny_models()[0], request)
+        tokens = alone(model, request)
         if number % 6 == 5 and len(tokens) > 3:  # one that ends by itself
             request = replace(request, stop_ids=(tokens[len(tokens) // 2],))
-            tokens = alone(tiny_models()[0], request)
+            tokens = alone(model, request)
         requests.append((request, tokens))
     return requests
 
@@ -63,13 +76,15 @@ def known_requests() -> list[tuple[Request, list[int]]]:
 class Schedule:
     """Some of the requests, joining, cancelled and spoilt as `chance` says after each pass."""
 
-    def __init__(self, batch: Batch, pool: PagePool, chance: random.Random) -> None:
+    def __init__(
+        self, known: list[tuple[Request, list[int]]], batch: Batch, pool: PagePool, chance: random.Random
+    ) -> None:
         self.batch = batch
         self.pool = pool
         self.chance = chance
         self.truth = {}
         self.waiting = []
-        for request, tokens in chance.sample(known_requests(), chance.randint(2, 8)):
+        for request, tokens in chance.sample(known, chance.randint(2, 8)):
             fresh = Request(request.prompt, request.sampling, request.choice, request.stop_ids)
             self.truth[id(fresh)] = tokens
             self.waiting.append(fresh)
@@ -99,14 +114,18 @@ class Schedule:
             self.join()
 
     def plant(self, request: Request) -> bool:
-        """A NaN in K or V of one of its tokens, in a page that is its own; False while it has none."""
+        """A NaN in K or V of one of its tokens (or their scale), in a page that is its own; False while it has none."""
         sequence = request.sequence
         if sequence is None or request.done.is_set() or sequence.num_computed % BLOCK_TOKENS == 0:
             return False
         page = sequence.pages[sequence.num_computed // BLOCK_TOKENS]
         at = (self.chance.randrange(2), self.chance.randrange(2), self.chance.randrange(2))
         slot = self.chance.randrange(sequence.num_computed % BLOCK_TOKENS)
-        self.pool.data[(page, *at, slot, self.chance.randrange(16))] = math.nan
+        form, channel = self.pool.form, self.chance.randrange(16)
+        if form.is_quantised:
+            form.scales(self.pool.data)[(page, *at, slot)] = math.nan
+        else:
+            self.pool.data[(page, *at, slot, channel)] = math.nan
         return True
 
     def check(self) -> None:
@@ -120,7 +139,9 @@ class Schedule:
                 assert request.error is None and request.tokens == truth
 
 
-async def run_schedule(engine: Engine, seed: int) -> Schedule:
+async def run_schedule(
+    engine: Engine, known: list[tuple[Request, list[int]]], guesses: GuessCount, seed: int
+) -> Schedule:
     pool = engine.pool
     chance = random.Random(seed)
     batch = Batch(
@@ -130,8 +151,9 @@ async def run_schedule(engine: Engine, seed: int) -> Schedule:
         slice_s=chance.choice([0.001, math.inf]),
         max_draft=chance.choice([1, 3, 8]),
     )
+    guesses.watch(engine)
     engine.step_cost = CheapRows(chance.choice([1e-9, 1e-4, 3e-4]))
-    schedule = Schedule(batch, pool, chance)
+    schedule = Schedule(known, batch, pool, chance)
     task = asyncio.create_task(batch.run())
     ends = asyncio.gather(*(request.done.wait() for request in schedule.requests))
     await asyncio.wait([task, ends], return_when=asyncio.FIRST_COMPLETED)
@@ -141,21 +163,23 @@ async def run_schedule(engine: Engine, seed: int) -> Schedule:
     return schedule
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_nobody_notices_what_happens_beside_him(part: int) -> None:
-    model = tiny_models()[0]
-    known_requests()
+@pytest.mark.parametrize(("kind", "part"), PARTS)
+def test_nobody_notices_what_happens_beside_him(kind: str, part: int) -> None:
+    model, known = MODELS[kind](), known_requests(kind)
+    guesses = GuessCount()
     num_spoilt = num_named = 0
-    for number in range(NUM_SCHEDULES):
+    num_schedules = NUM_SCHEDULES if kind != "bfloat16" else NUM_SCHEDULES // 3  # its steps are slower
+    for number in range(num_schedules):
         pool = make_pool(model, 60)
         pool.reserve(60)
         engine = Engine(model, pool)
         try:
-            schedule = asyncio.run(run_schedule(engine, NUM_SCHEDULES * part + number))
+            schedule = asyncio.run(run_schedule(engine, known, guesses, NUM_SCHEDULES * part + number))
         finally:
             engine.close()
         schedule.check()
         pool.check_integrity()
         num_named += check_named(pool, schedule.requests)
         num_spoilt += any(request.error is not None for request in schedule.requests)
-    assert num_spoilt > NUM_SCHEDULES // 5 and num_named > NUM_SCHEDULES
+    assert num_spoilt > num_schedules // 5 and num_named > num_schedules
+    assert guesses.num_accepted > num_schedules and guesses.num_refused > num_schedules

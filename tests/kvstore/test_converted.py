@@ -10,10 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.quantise import LEVELS, round_trip, whole_and_scale
-from kvstore.converted import Converter
+from kvstore.converted import ConvertedStore, Converter
 from kvstore.geometry import Geometry
 from kvstore.quantise import NotFinitePage, Quantiser
+from kvstore.store import KVStore
 from schemas.blob import ElementType, Quantisation
+from schemas.errors import Internal
+from tests.kvstore.blocks import GEOMETRY, IDENTITY, chain
 
 TORCH = {
     ElementType.FLOAT32: torch.float32,
@@ -122,8 +125,18 @@ def test_what_has_no_scale_is_refused(bad: float, holds: bool) -> None:
 
 
 def test_only_pages_of_one_shape_are_converted() -> None:
-    from kvstore.converted import ConvertedStore
-
     other: Any = Geometry(3, 2, 16, ElementType.FLOAT32)
-    with pytest.raises(AssertionError):
-        ConvertedStore(None, Form(ElementType.FLOAT32).geometry, other)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="cannot become pages"):
+        ConvertedStore(empty_store(), Form(ElementType.FLOAT32).geometry, other)
+
+
+def test_who_computes_otherwise_writes_nothing() -> None:
+    geometry = Form(ElementType.FLOAT32).geometry
+    reader = ConvertedStore(empty_store(), geometry, geometry)
+    (ref,) = chain(1)
+    with pytest.raises(Internal, match="may not write"):
+        reader.save(ref, memoryview(bytes(geometry.page_bytes(16))), 60.0)
+
+
+def empty_store() -> KVStore:
+    return KVStore([], IDENTITY, GEOMETRY)

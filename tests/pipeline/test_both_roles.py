@@ -1,10 +1,8 @@
 """A worker that does both stages: the same tokens as two, taken over from and by workers of single stages."""
 
 import asyncio
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,11 @@ from services.bus.publish import submit_job
 from services.bus.reader import follow
 from services.bus.streams import ensure_consumers, ensure_streams
 from services.models.registry import build_id
+from services.settings import Bus as BusSettings
 from services.worker.runtime import Runtime
 from tests.pipeline.conftest import Pipelines
 from tests.pipeline.local import Answer, LocalWorker, run_worker, settings_for
+from tests.pipeline.processes import process
 from tests.pipeline.tiny import SLUG, tiny_files, tiny_models, tiny_pipeline_text
 
 PROMPTS = [[3 + (7 * number + k) % 200 for k in range(length)] for number, length in enumerate((5, 16, 40, 300))]
@@ -58,7 +58,8 @@ class Client:
 
 @pytest.fixture
 async def client(broker: str) -> AsyncIterator[Client]:
-    async with await Bus.connect(broker, "client") as bus:
+    settings = BusSettings(ack_wait_s=1.0)  # to wait less for the dead
+    async with await Bus.connect(broker, "client", settings) as bus:
         await ensure_streams(bus, SLUG)
         await ensure_consumers(bus, SLUG, build_id(tiny_files(), tiny_models()[0].arithmetic.id))
         yield Client(bus)
@@ -70,21 +71,6 @@ async def both(url: str, folder: Path, **scheduler: Any) -> AsyncIterator[LocalW
     runtime = Runtime(settings, tiny_files(), tiny_pipeline_text(), tiny_models()[2])
     async with run_worker(url, runtime, BothRole) as worker:
         yield worker
-
-
-@contextmanager
-def process(role: str, url: str, folder: Path, *dtypes: str) -> "Iterator[subprocess.Popen[str]]":
-    """A worker in a process of its own, serving."""
-    command = [sys.executable, "-m", "tests.pipeline.lone_worker", role, url, str(folder), *dtypes]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8") as popen:
-        try:
-            assert popen.stdin is not None and popen.stdout is not None
-            popen.stdin.write("go\n")
-            popen.stdin.flush()
-            assert popen.stdout.readline() == "ready\n"
-            yield popen
-        finally:
-            popen.kill()
 
 
 async def test_one_worker_gives_the_tokens_of_two(
@@ -107,24 +93,26 @@ async def test_one_worker_gives_the_tokens_of_two(
         worker.runtime.pool.check_integrity()
 
 
-@pytest.mark.parametrize(("first", "second"), [("both", ("prefill", "decode")), ("decode", ("both",))])
+@pytest.mark.parametrize(("before", "after"), [(["both"], ["prefill", "decode"]), (["decode", "prefill"], ["both"])])
 async def test_killed_in_mid_stream_others_go_on(
-    client: Client, broker: str, tmp_path: Path, first: str, second: tuple[str, ...]
+    client: Client, broker: str, tmp_path: Path, before: list[str], after: list[str]
 ):
-    """A worker for both is followed by one of each kind, and one of a single stage by a worker for both."""
-    async with both(broker, tmp_path / "reference"):
-        await client.submit(LONG, f"reference-{first}")
-        expected = await client.read(f"reference-{first}")
-    name = f"killed-{first}"
-    with process(first, broker, tmp_path / "kv") as victim:
-        if first == "decode":
-            with process("prefill", broker, tmp_path / "kv"):
-                seen = await client.begin(LONG, name, 30)
-        else:
-            seen = await client.begin(LONG, name, 30)
-        victim.kill()
-        victim.wait()
-    with process(second[0], broker, tmp_path / "kv"), process(second[-1], broker, tmp_path / "kv"):
+    """A worker for both is followed by one of each kind, and those of single stages by a worker for both."""
+    name = f"killed-{before[0]}"
+    with ExitStack() as stack:
+        first, second = (
+            [stack.enter_context(process(role, broker, tmp_path / "kv")) for role in roles] for roles in (before, after)
+        )
+        async with both(broker, tmp_path / "reference"):
+            await client.submit(LONG, f"reference-{before[0]}")
+            expected = await client.read(f"reference-{before[0]}")
+        for worker in first:
+            worker.serve()
+        seen = await client.begin(LONG, name, 30)
+        for worker in first:
+            worker.kill()
+        for worker in second:
+            worker.serve()
         answer = await client.read(name)
     assert isinstance(answer.end, Done) and answer.events[: len(seen)] == seen
     assert answer.essence == expected.essence

@@ -1,6 +1,7 @@
 """Two builds of one model, and workers that leave in the middle: each job ends with its own build's tokens."""
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,12 @@ from services.bus.depth import queued_sources
 from services.bus.jetstream import call
 from services.bus.publish import publish_handoff, submit_job
 from services.bus.streams import ensure_streams
-from services.models.files import ModelFiles
 from services.models.registry import build_id
 from tests.golden.goldens import GOLDENS
-from tests.pipeline.conftest import Pipelines, loaded
+from tests.pipeline.conftest import Pipelines
 from tests.pipeline.local import LocalPipeline
-
-NAMES = ["rain for the clerk", "library"]
+from tests.pipeline.test_mixed_builds import mixed
+from tests.pipeline.tiny import tiny_files, tiny_model
 
 
 async def begin(bus: Bus, slug: str, job: dict[str, Any], build: str) -> None:
@@ -35,34 +35,42 @@ async def begin(bus: Bus, slug: str, job: dict[str, Any], build: str) -> None:
     assert await append(bus, "default", job["id"], [start], last=0, claim="prefill.0.1")
 
 
-async def test_a_job_ends_on_the_build_that_began_it(pipelines: Pipelines, files: ModelFiles, broker: str):
+async def test_a_job_ends_on_the_build_that_began_it(broker: str, tmp_path: Path):
     """Whichever prefill worker gets it: jobs of the other build wait for that one's workers, or go to their queue.
 
     Log-probabilities tell the builds apart where their tokens are the same.
     """
-    plain = {name: GOLDENS[name].job(max_tokens=6, logprobs=1) for name in NAMES}
-    builds = {dtype: build_id(files, loaded(dtype)[0].arithmetic.id) for dtype in ("float32", "bfloat16")}
+    files = tiny_files()
+    plain = {
+        name: {"prompt_token_ids": prompt, "temperature": 0.0, "max_tokens": 6, "logprobs": 1}
+        for name, prompt in {"short": [5, 6, 7], "of three blocks": list(range(3, 53))}.items()
+    }
+    builds = {dtype: build_id(files, tiny_model(dtype).arithmetic.id) for dtype in ("float32", "bfloat16")}
     expected, found = {}, {}
     async with await Bus.connect(broker, "client") as bus:
         await ensure_streams(bus, files.slug)
         for dtype, build in builds.items():
-            for name in NAMES:
+            for name in plain:
                 await begin(bus, files.slug, {**plain[name], "id": job_of(dtype, name)}, build)
-    async with pipelines("float32") as first:
-        for name in NAMES:
+
+    def pipeline(dtype: str) -> AbstractAsyncContextManager[LocalPipeline]:
+        return mixed(broker, tmp_path, dtype, dtype)
+
+    async with pipeline("float32") as first:
+        for name in plain:
             found["float32", name] = await first.read(job_of("float32", name))
             expected["float32", name] = await first.ask(**plain[name])
-        async with pipelines("bfloat16") as second:
-            for name in NAMES:
+        async with pipeline("bfloat16") as second:
+            for name in plain:
                 found["bfloat16", name] = await second.read(job_of("bfloat16", name))
-    async with pipelines("bfloat16") as second:
-        for name in NAMES:
+    async with pipeline("bfloat16") as second:
+        for name in plain:
             expected["bfloat16", name] = await second.ask(**plain[name])
     for (dtype, name), answer in found.items():
         assert answer.start.build == expected[dtype, name].start.build == builds[dtype]
         assert isinstance(answer.end, Done), answer.end
         assert answer.essence == expected[dtype, name].essence, (dtype, name)
-    assert all(expected["float32", name].essence != expected["bfloat16", name].essence for name in NAMES)
+    assert all(expected["float32", name].essence != expected["bfloat16", name].essence for name in plain)
 
 
 def job_of(dtype: str, name: str) -> str:

@@ -133,7 +133,8 @@ async def test_paused_past_the_claim(
         assert answer.essence == whole.essence and isinstance(answer.end, Done)
         await until(lambda: are_queues_empty(pipeline))
         await until(settlements.any_of(job, point.stage))
-        assert settlements.of(job, point.stage) == [(2, Settle.ACK)]
+        ((number, how),) = settlements.of(job, point.stage)
+        assert number > 1 and how is Settle.ACK, "once, by another than the sleeper"
         await nobody_wrote_behind_the_other(pipeline, point.stage, job)
         assert handed_off.count(job) == 1
     for runtime in (pipeline.prefill, pipeline.decode):
@@ -155,7 +156,9 @@ async def test_a_late_settlement_acts_on_the_second_delivery_and_changes_nothing
     """Ours never sends one; the broker would not tell it from the second's own. A nak brings a third delivery, which
     may run beside the second if there is room."""
     point = DECODE_POINTS[3]
-    async with tiny_pipelines(scheduler={"max_sequences": 1}) as pipeline, AsyncExitStack() as stack:
+    # Of a message that is gone the second delivery is the last: it must outlive a pause of the machine.
+    bus = {"ack_wait_s": 2.4} if late in (b"+ACK", b"+TERM") else {}
+    async with tiny_pipelines(scheduler={"max_sequences": 1}, bus=bus) as pipeline, AsyncExitStack() as stack:
         whole = await pipeline.ask(**JOB)
         gate = stack.enter_context(point.gate(pipeline))
         job = await pipeline.submit(**JOB)

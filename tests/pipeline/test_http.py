@@ -19,8 +19,9 @@ SYS = (
 
 @contextlib.asynccontextmanager
 async def served(pipelines: Pipelines) -> AsyncIterator[AsyncOpenAI]:
+    """In the arithmetic that users get; these texts are those of float32, too."""
     async with (
-        pipelines("float32") as pipeline,
+        pipelines("int8") as pipeline,
         gateway_of(pipeline) as url,
         AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as client,
     ):

@@ -13,11 +13,12 @@ from tests.pipeline.conftest import Pipelines
 from tests.pipeline.local import LocalPipeline
 
 GOLDEN = GOLDENS["rain for the clerk"]  # 79 tokens: four full blocks of 16 and a partial one
+NUM_TOKENS = 6  # a wrong block shows at the first
 BLOCKS = {"kv": {"block_tokens": 16, "codec": "none"}}
 
 
 def job(golden: Golden = GOLDEN) -> dict:
-    return golden.job(max_tokens=16)
+    return golden.job(max_tokens=NUM_TOKENS)
 
 
 def block_files(pipeline: LocalPipeline, data_dir: Path) -> list[Path]:
@@ -37,7 +38,7 @@ async def test_a_hole_ends_the_usable_run(pipelines: Pipelines, tmp_path: Path, 
     files[lost].unlink()
     async with pipelines(**BLOCKS) as pipeline:
         answer = await pipeline.ask(**job())
-    assert answer.token_ids() == GOLDEN.token_ids[:16]
+    assert answer.token_ids() == GOLDEN.token_ids[:NUM_TOKENS]
     assert answer.start.cached_tokens == usable_tokens
 
 
@@ -81,7 +82,7 @@ async def test_damaged_blocks_are_computed_again(
         async with pipelines(**BLOCKS) as pipeline:
             answer = await pipeline.ask(**job())
             counters = pipeline.prefill.store.counters
-            assert answer.token_ids() == GOLDEN.token_ids[:16]
+            assert answer.token_ids() == GOLDEN.token_ids[:NUM_TOKENS]
             assert answer.start.cached_tokens == 16 * files.index(victims[0])
             assert counters.damaged >= 1 or counters.misses >= 1
         assert all(file.exists() for file in files), "damaged blocks are replaced by good ones"
@@ -97,7 +98,7 @@ async def test_blocks_under_each_others_names_are_never_believed(pipelines: Pipe
     second.write_bytes(one)
     async with pipelines(**BLOCKS) as pipeline:
         answer = await pipeline.ask(**job())
-    assert answer.token_ids() == GOLDEN.token_ids[:16] and answer.start.cached_tokens == 0
+    assert answer.token_ids() == GOLDEN.token_ids[:NUM_TOKENS] and answer.start.cached_tokens == 0
 
 
 async def test_decode_sends_a_job_back_once_and_then_helps_itself(pipelines: Pipelines, tmp_path: Path):
@@ -107,7 +108,7 @@ async def test_decode_sends_a_job_back_once_and_then_helps_itself(pipelines: Pip
         answers = await pipeline.ask_all(jobs)
         assert all(isinstance(answer.end, Done) for answer in answers)
         assert [a.token_ids() for a in answers] == [
-            GOLDENS[name].token_ids[:16] for name in ("rain for the clerk", "library", "65 tokens")
+            GOLDENS[name].token_ids[:NUM_TOKENS] for name in ("rain for the clerk", "library", "65 tokens")
         ]
 
 
@@ -117,7 +118,7 @@ async def test_a_read_only_store_costs_only_time(pipelines: Pipelines, tmp_path:
     async with pipelines(**BLOCKS) as pipeline:
         for _ in range(2):
             answer = await pipeline.ask(**job())
-            assert answer.token_ids() == GOLDEN.token_ids[:16]
+            assert answer.token_ids() == GOLDEN.token_ids[:NUM_TOKENS]
 
 
 async def test_tenants_and_salts_share_nothing(pipelines: Pipelines, tmp_path: Path):

@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,14 @@ from services.engine.arithmetics import Arithmetics
 from services.engine.loading import load_model
 from services.engine.model_config import ModelConfig
 from services.models.files import ModelFiles
+from services.settings import Bus as BusSettings
 from services.text.model import TextModel
 from services.worker.runtime import Prepared
 from tests.golden.goldens import GOLDENS
 from tests.pipeline.earlier_worker import continued, handoff_of, leave
 from tests.pipeline.local import LocalPipeline, run_pipeline, settings_for
-from tests.pipeline.test_both_roles import Client, process
+from tests.pipeline.processes import process
+from tests.pipeline.test_both_roles import Client
 from tests.pipeline.test_take_over import cuts
 from tests.pipeline.tiny import SLUG, tiny_files, tiny_model, tiny_pipeline_text
 
@@ -100,7 +102,13 @@ async def test_decode_is_killed_in_mid_stream(
     broker: str, tmp_path: Path, prefill: str, decode: str, loses_store: bool
 ):
     arithmetics = Arithmetics(tiny_model(prefill).arithmetic, tiny_model(decode).arithmetic)
-    async with await Bus.connect(broker, "client") as bus:
+    settings = BusSettings(ack_wait_s=1.0)  # to wait less for the dead
+    async with AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(await Bus.connect(broker, "client", settings))
+        first, victim, second = (
+            stack.enter_context(process(role, broker, tmp_path / "kv", prefill, decode))
+            for role in ("prefill", "decode", "decode")
+        )
         client = Client(bus)
         await ensure_streams(bus, SLUG)
         await ensure_consumers(bus, SLUG, arithmetics.build_of(tiny_files()))
@@ -109,16 +117,15 @@ async def test_decode_is_killed_in_mid_stream(
             await client.submit(LONG, name)
             expected = await client.read(name)
         name = f"killed-{prefill}-{loses_store}"
-        with process("prefill", broker, tmp_path / "kv", prefill, decode):
-            with process("decode", broker, tmp_path / "kv", prefill, decode) as victim:
-                seen = await client.begin(LONG, name, 60)
-                victim.kill()
-                victim.wait()
-            if loses_store:
-                for folder in (tmp_path / "kv" / "kv" / "blocks").iterdir():
-                    shutil.rmtree(folder)
-            with process("decode", broker, tmp_path / "kv", prefill, decode):
-                answer = await client.read(name)
+        for worker in (first, victim):
+            worker.serve()
+        seen = await client.begin(LONG, name, 60)
+        victim.kill()
+        if loses_store:
+            for folder in (tmp_path / "kv" / "kv" / "blocks").iterdir():
+                shutil.rmtree(folder)
+        second.serve()
+        answer = await client.read(name)
     assert isinstance(answer.end, Done) and answer.events[: len(seen)] == seen
     assert len(seen) < len(answer.events) - 1, "it was killed before its end"
     assert answer.essence == expected.essence

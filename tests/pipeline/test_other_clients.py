@@ -84,7 +84,7 @@ async def litellm(url: str, monkeypatch: pytest.MonkeyPatch) -> Heard:
 
 async def test_all_hear_what_nats_says(pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch):
     clients: list[Callable[[str], Awaitable[Heard]]] = [openai, langchain, lambda url: litellm(url, monkeypatch)]
-    async with pipelines("float32") as pipeline, gateway_of(pipeline) as url:
+    async with pipelines("int8") as pipeline, gateway_of(pipeline) as url:
         answer = await pipeline.ask(messages=MESSAGES, max_tokens=MAX_TOKENS, seed=SEED)
         assert isinstance(answer.end, Done)
         usage = answer.end.usage

@@ -9,7 +9,8 @@ import pytest
 from schemas.events import Done, Token
 from schemas.subjects import Stage
 from services.decode import generation
-from tests.engine.requests import CheapRows, KnowingDrafter
+from tests.engine.requests import CheapRows, GuessCount, KnowingDrafter
+from tests.gateway.tiny_model import EOS
 from tests.pipeline.conftest import Pipelines
 from tests.pipeline.local import Answer, LocalPipeline
 from tests.pipeline.second_worker import second_worker
@@ -23,6 +24,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "sampled": {"temperature": 0.2, "top_p": 0.95},
     "two choices": {"temperature": 0.3, "n": 2},
     "penalties": {"temperature": 0.0, "repetition_penalty": 1.05, "presence_penalty": -0.5, "frequency_penalty": 0.01},
+    "end token": {"temperature": 0.7, "logit_bias": {EOS: 5.0}},
     "logprobs": {"temperature": 0.2, "logprobs": 3, "logit_bias": {100: 2.0}},
     "a grammar": {"temperature": 0.3, "ignore_eos": False, "response_format": A_LIST},
     "two grammars": {"n": 2, "logprobs": 2, "frequency_penalty": 0.1, "ignore_eos": False, "response_format": A_LIST},
@@ -33,11 +35,11 @@ def job_of(kind: str) -> dict[str, Any]:
     return {"max_tokens": NUM_TOKENS, "seed": 5, "ignore_eos": True, "prompt_token_ids": PROMPT, **KINDS[kind]}
 
 
-class Guesses:
+class Guesses(GuessCount):
     """Makes workers guess what `answers` say, right mostly, and counts what came of it in one of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, answers: list[Answer]) -> None:
-        self.num_accepted = self.num_refused = 0
+        super().__init__()
         self._chance = random.Random(1)
         self._truths = [PROMPT + answer.token_ids(choice) for answer in answers for choice in range(2)]
         monkeypatch.setattr(generation, "Drafter", lambda tokens: KnowingDrafter(tokens, self._truths, self._chance))
@@ -45,17 +47,7 @@ class Guesses:
     def count(self, pipeline: LocalPipeline) -> None:
         engine = pipeline.decode.engine
         engine.step_cost = CheapRows(1e-9)
-        run = engine.run
-
-        async def counted(works: Any) -> Any:
-            outcomes = await run(works)
-            for work, outcome in zip(works, outcomes, strict=True):
-                if work.draft:
-                    self.num_accepted += len(outcome) - 1
-                    self.num_refused += 1 + len(work.draft) - len(outcome)
-            return outcomes
-
-        engine.run = counted  # type: ignore[method-assign]
+        self.watch(engine)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -76,7 +68,7 @@ async def test_the_stream_is_the_same(tiny_pipelines: Pipelines, monkeypatch: py
 
 
 async def test_ends_inside_a_run(tiny_pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By length, stop string and end token, at every one of the places in a row that a run may be cut."""
+    """By length and stop string, at every one of the places in a row that a run may be cut."""
     async with tiny_pipelines(scheduler={"speculate": "off"}) as pipeline:
         whole = await pipeline.ask(**job_of("greedy"))
         ends = [job_of("greedy") | {"max_tokens": length} for length in range(60, 70)]
@@ -90,6 +82,26 @@ async def test_ends_inside_a_run(tiny_pipelines: Pipelines, monkeypatch: pytest.
         assert guesses.num_accepted > 100
     assert [answer.essence for answer in guessed] == [answer.essence for answer in plain]
     assert {answer.finish().reason for answer in guessed} == {"length", "stop"}
+
+
+async def test_an_end_token_inside_a_run(tiny_pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was guessed goes on behind it, and would come true; nothing of that is sent, counted or kept."""
+    beyond = [job_of("end token") | {"seed": seed} for seed in range(12)]
+    jobs = [job | {"ignore_eos": False} for job in beyond]
+    async with tiny_pipelines(scheduler={"speculate": "off"}) as pipeline:
+        whole = await pipeline.ask_all(beyond)
+        plain = await pipeline.ask_all(jobs)
+    async with tiny_pipelines() as pipeline:
+        guesses = Guesses(monkeypatch, whole)
+        guesses.count(pipeline)
+        guessed = await pipeline.ask_all(jobs)
+        assert sum(EOS in run[:-1] for run in guesses.runs) > 2, "with tokens behind it that came true"
+    assert [answer.essence for answer in guessed] == [answer.essence for answer in plain]
+    assert [answer.end.usage for answer in guessed] == [answer.end.usage for answer in plain]
+    for answer, longer in zip(guessed, whole, strict=True):
+        ids = longer.token_ids()
+        end = ids.index(EOS)
+        assert answer.finish().reason == "stop" and answer.token_ids() == ids[: end + 1]
 
 
 async def test_handed_back_in_the_middle(tiny_pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch) -> None:

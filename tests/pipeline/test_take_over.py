@@ -152,7 +152,7 @@ async def test_a_first_token_is_compared_by_the_prefill_worker_that_takes_over(
             answer = await pipeline.read(await leave_to_prefill(pipeline, job, events))
             assert answer.events[1 : len(events)] == events[1:] and isinstance(answer.end, Done)
             assert number == 3 or answer.essence == whole.essence
-    (alarm,) = alarms.logged
+    alarm, *_ = alarms.logged  # another comes if its claim is lost to a pause of the machine
     assert (alarm["choice"], alarm["index"], alarm["published"]) == (1, 0, 200)
     assert (alarm["published_by"], alarm["computed_by"]) == (PREFILL_CLAIM, "prefill.0.1")
 

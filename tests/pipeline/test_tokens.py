@@ -14,17 +14,20 @@ from tests.pipeline.conftest import Pipelines, loaded
 FEW = ["rain", "rain for the clerk", "library", "alphabet", "1 tokens", "63 tokens", "64 tokens", "65 tokens"]
 
 
-@pytest.mark.parametrize("block_tokens", [16, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("block_tokens", "num_tokens"), [(16, 20), *(pytest.param(size, 64, marks=pytest.mark.slow) for size in (16, 64))]
+)
 async def test_float32_equals_transformers_cold_and_warm_alone_and_together(
-    pipelines: Pipelines, tmp_path: Path, block_tokens: int
+    pipelines: Pipelines, tmp_path: Path, block_tokens: int, num_tokens: int
 ):
     goldens = [GOLDENS[name] for name in FEW]
-    expected = [golden.token_ids for golden in goldens]
+    jobs = [golden.job(max_tokens=num_tokens) for golden in goldens]
+    expected = [golden.token_ids[:num_tokens] for golden in goldens]
     async with pipelines("float32", kv={"block_tokens": block_tokens}) as pipeline:
-        cold = await pipeline.ask_all([golden.job() for golden in goldens])
+        cold = await pipeline.ask_all(jobs)
         assert [answer.token_ids() for answer in cold] == expected
         assert all(isinstance(answer.end, Done) for answer in cold)
-        warm = await pipeline.ask_all([golden.job() for golden in goldens])
+        warm = await pipeline.ask_all(jobs)
         assert [answer.essence for answer in warm] == [answer.essence for answer in cold]
         for golden, answer in zip(goldens, warm, strict=True):
             assert answer.start.cached_tokens == len(golden.prompt_token_ids) - 1, "all but the last token is a hit"
@@ -35,12 +38,19 @@ async def test_float32_equals_transformers_cold_and_warm_alone_and_together(
             assert alone.start.cached_tokens == len(golden.prompt_token_ids) - 1
 
 
-@pytest.mark.parametrize("dtype", ["int8", "bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
-async def test_sampled_answers_equal_a_plain_single_run(pipelines: Pipelines, dtype: str):
+@pytest.mark.parametrize(
+    ("dtype", "num_tokens"),
+    [
+        ("int8", 24),
+        ("bfloat16", 6),
+        *(pytest.param(dtype, 24, marks=pytest.mark.slow) for dtype in ("bfloat16", "float32")),
+    ],
+)
+async def test_sampled_answers_equal_a_plain_single_run(pipelines: Pipelines, dtype: str, num_tokens: int):
     """Temperature 1, two choices, against one process without cache, batch, queue or store."""
     model, _ = loaded(dtype)
     jobs = [
-        GOLDENS[name].job(temperature=1.0, seed=11, n=2, max_tokens=24, **extra)
+        GOLDENS[name].job(temperature=1.0, seed=11, n=2, max_tokens=num_tokens, **extra)
         for name, extra in itertools.product(
             ["rain for the clerk", "65 tokens"],
             [{}, {"top_p": 0.9, "top_k": 50}, {"repetition_penalty": 1.3, "presence_penalty": 0.5, "min_p": 0.02}],

@@ -22,7 +22,7 @@ from tests.pipeline.local import LocalPipeline
 
 BLOCKS: dict[str, dict[str, Any]] = {"kv": {"block_tokens": 16, "codec": "none"}}
 NAMES = ["rain for the clerk", "library", "65 tokens", "alphabet"]
-ACK_WAIT_S = 0.6
+ACK_WAIT_S = 2.4
 
 
 async def num_tokens(pipeline: LocalPipeline, job: str) -> int:
@@ -118,7 +118,7 @@ async def num_stored(pipeline: LocalPipeline, stream: str) -> int:
 
 @pytest.mark.slow
 async def test_streams_that_are_full_in_the_middle_of_a_job(pipelines: Pipelines):
-    """First the decode queue at the hand-off, then the replies in the middle of the answer, each for many claims."""
+    """First the decode queue at the hand-off, then the replies in the middle of it, each for longer than a claim."""
     golden = GOLDENS["library"]
     async with pipelines(bus={"ack_wait_s": ACK_WAIT_S}) as pipeline:
         queue = stream_name(Stage.DECODE, pipeline.text.slug)
@@ -126,13 +126,13 @@ async def test_streams_that_are_full_in_the_middle_of_a_job(pipelines: Pipelines
         await limit(pipeline, queue, 1)
         job = await pipeline.submit(**golden.job(max_tokens=32))
         await reaches(pipeline, job, 1)
-        await asyncio.sleep(3 * ACK_WAIT_S)
+        await asyncio.sleep(1.5 * ACK_WAIT_S)
         assert await num_tokens(pipeline, job) == 1
         await limit(pipeline, queue, -1)
         await reaches(pipeline, job, 10)
         await limit(pipeline, REPLIES_STREAM, await num_stored(pipeline, REPLIES_STREAM))
         seen = await num_tokens(pipeline, job)
-        await asyncio.sleep(3 * ACK_WAIT_S)
+        await asyncio.sleep(1.5 * ACK_WAIT_S)
         assert seen <= await num_tokens(pipeline, job) < 32
         await limit(pipeline, REPLIES_STREAM, -1)
         answer = await pipeline.read(job)

@@ -1,11 +1,6 @@
 """CASES 25, end to end: what one process stored another one finds, however Python hashes in each."""
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,40 +14,10 @@ from services.bus.publish import submit_job
 from services.bus.reader import follow
 from services.bus.streams import ensure_consumers, ensure_streams
 from services.models.registry import build_id
+from tests.pipeline.processes import process
 from tests.pipeline.tiny import SLUG, tiny_files, tiny_models
 
 PROMPT = list(range(3, 103))  # six full blocks of 16, and four tokens
-
-
-class Process:
-    """A worker; `counted` is what its store counted, once it has ended."""
-
-    def __init__(self, popen: "subprocess.Popen[str]") -> None:
-        self._popen = popen
-        self.counted: dict[str, int] = {}
-
-    def serve(self) -> None:
-        assert self._popen.stdin is not None and self._popen.stdout is not None
-        self._popen.stdin.write("go\n")
-        self._popen.stdin.flush()
-        assert self._popen.stdout.readline() == "ready\n"
-
-    def end(self) -> None:
-        output, _ = self._popen.communicate(timeout=30)
-        self.counted = json.loads(output)
-
-
-@contextmanager
-def worker(role: str, url: str, folder: Path, hash_seed: str | None) -> Iterator[Process]:
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
-    if hash_seed is not None:
-        env["PYTHONHASHSEED"] = hash_seed
-    command = [sys.executable, "-m", "tests.pipeline.lone_worker", role, url, str(folder)]
-    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8") as popen:
-        try:
-            yield Process(popen)
-        finally:
-            popen.kill()
 
 
 async def ask(bus: Bus, name: str) -> tuple[Start, list[int]]:
@@ -75,17 +40,17 @@ async def test_prefill_here_decode_there(broker: str, tmp_path: Path, seeds: tup
         await ensure_consumers(bus, SLUG, build_id(tiny_files(), tiny_models()[0].arithmetic.id))
         with ExitStack() as stack:
             decode, first, later = (
-                stack.enter_context(worker(role, broker, tmp_path, seed))
+                stack.enter_context(process(role, broker, tmp_path, hash_seed=seed))
                 for role, seed in zip(("decode", "prefill", "prefill"), seeds, strict=True)
             )
-            for process in (decode, first):
-                process.serve()
+            for worker in (decode, first):
+                worker.serve()
             cold, ids = await ask(bus, "cold")
             first.end()
             later.serve()
             warm, again = await ask(bus, "warm")
-            for process in (later, decode):
-                process.end()
+            for worker in (later, decode):
+                worker.end()
     assert (cold.cached_tokens, warm.cached_tokens) == (0, len(PROMPT) - 1)
     assert again == ids
     num_blocks = len(PROMPT) // 16 + 1

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvstore.store import KVStore
@@ -43,8 +44,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
 
 
 @pytest.fixture
-async def bus(server: NatsServer) -> AsyncIterator[Bus]:
-    async with await Bus.connect(server.url, "worker", SETTINGS.bus) as bus:
+def ack_wait_s() -> float:
+    """Of the consumers that `worker` has. More, by parametrize, for a claim that must outlive a busy machine."""
+    return SETTINGS.bus.ack_wait_s
+
+
+@pytest.fixture
+async def bus(server: NatsServer, ack_wait_s: float) -> AsyncIterator[Bus]:
+    settings = msgspec.structs.replace(SETTINGS.bus, ack_wait_s=ack_wait_s)
+    async with await Bus.connect(server.url, "worker", settings) as bus:
         yield bus
 
 

@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from schemas.errors import Cancelled
 from schemas.events import Done, Event, Token
 from schemas.subjects import REPLIES_STREAM, Stage, stream_name
@@ -13,11 +15,12 @@ from services.bus.jetstream import call
 from services.worker.room import Permit
 from services.worker.run import JobRun
 from tests.bus.polling import until
-from tests.worker.conftest import BUILD, SETTINGS, Worker, done, start_of
+from tests.worker.conftest import BUILD, Worker, done, start_of
 from tests.worker.test_process import events_of, queue_is_empty
 from tests.worker.test_strays import handoff
 
-MANY_WAITS_S = 3 * SETTINGS.bus.ack_wait_s  # a claim that is not renewed is lost three times over
+ACK_WAIT_S = 2.4
+LONG_S = 1.3 * ACK_WAIT_S  # a claim that is not renewed is lost meanwhile
 
 
 async def limit(bus: Bus, stream: str, max_msgs: int) -> None:
@@ -29,6 +32,7 @@ async def num_stored(bus: Bus, stream: str) -> int:
     return int((await call(bus, f"STREAM.INFO.{stream}"))["state"]["messages"])
 
 
+@pytest.mark.parametrize("ack_wait_s", [ACK_WAIT_S])
 async def test_a_full_queue_at_the_hand_off(worker: Worker, bus: Bus):
     """The hand-off waits with its claim held, and the next job stays in the queue."""
     decode = stream_name(Stage.DECODE, worker.model)
@@ -55,7 +59,7 @@ async def test_a_full_queue_at_the_hand_off(worker: Worker, bus: Bus):
     await worker.submit("first", first)
     await asyncio.wait_for(refused.wait(), 10)
     await worker.submit("second", second)
-    await asyncio.sleep(MANY_WAITS_S)
+    await asyncio.sleep(LONG_S)
     assert not second_begun.is_set() and await num_stored(bus, decode) == 1
     await limit(bus, decode, -1)
     await asyncio.wait_for(second_begun.wait(), 10)
@@ -63,6 +67,7 @@ async def test_a_full_queue_at_the_hand_off(worker: Worker, bus: Bus):
     assert await num_stored(bus, decode) == 2 and deliveries == [1], "handed off once, by the one that had it"
 
 
+@pytest.mark.parametrize("ack_wait_s", [ACK_WAIT_S])
 async def test_replies_that_take_nothing_lose_no_event(worker: Worker, bus: Bus):
     deliveries: list[int] = []
     events: list[Event] = [Token(choice=0, index=index, id=index, text="x") for index in range(300)]
@@ -83,7 +88,7 @@ async def test_replies_that_take_nothing_lose_no_event(worker: Worker, bus: Bus)
 
     await worker.submit("full", stream)
     await asyncio.wait_for(begun.wait(), 10)
-    await asyncio.sleep(MANY_WAITS_S)
+    await asyncio.sleep(LONG_S)
     assert len(await read_all(bus, "default", "full")) == 1, "only its start has room"
     await limit(bus, REPLIES_STREAM, -1)
     _, *stored, end = await events_of(bus, "full")

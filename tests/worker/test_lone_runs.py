@@ -188,7 +188,10 @@ async def test_workers_that_die_condemn_and_those_that_leave_do_not(
         assert attempts(events) == [1, 2, 3] and work.num_runs == 4
 
 
-async def test_what_a_worker_says_is_heard_by_the_others(server: NatsServer, bus: Bus) -> None:
+async def test_what_a_worker_says_is_heard_by_the_others(
+    server: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alibi_module, "PATIENCE_S", 20.0)
     async with await Bus.connect(server.url, "them", SETTINGS.bus) as theirs:
         beats = BeatTable(bus)
         await beats.start()
@@ -203,6 +206,7 @@ async def test_what_a_worker_says_is_heard_by_the_others(server: NatsServer, bus
         assert await us.has(guilty, "them"), "its next beat was waited for"
         await publisher.close()
         assert await us.has(innocent, "them"), "what it said before it left stays said"
+        monkeypatch.setattr(alibi_module, "PATIENCE_S", 0.05)
         assert not await us.has(innocent, "nobody")
         assert not await us.has(innocent, "us")
         us.give(innocent)

@@ -1,17 +1,20 @@
 """One worker on a real broker: who runs alone, who is given up, who may end what, and who waits for room."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
-from schemas.errors import Cancelled, InvalidRequest
+from schemas.errors import BusUnavailable, Cancelled, InvalidRequest
 from schemas.events import Done, Error, Event, Retry, Start
 from schemas.subjects import DEAD_STREAM, Stage, stream_name
 from services.bus.chain import fail_job
 from services.bus.connection import Bus
+from services.bus.delivery import run as run_delivery
 from services.bus.history import read_all
 from services.bus.jetstream import call
 from services.bus.reader import follow
+from services.worker import process as process_module
 from services.worker.room import Permit
 from services.worker.run import JobRun
 from tests.bus.polling import until
@@ -179,15 +182,19 @@ async def test_a_suspect_that_waits_keeps_nobody_from_growing(worker: Worker, bu
     assert [type(event) for event in await events_of(bus, "suspect")] == [Retry, Start, Done]
 
 
+@pytest.mark.parametrize("ack_wait_s", [60.0])
 @pytest.mark.parametrize("suspect", [False, True])
-async def test_a_cancelled_job_stops_where_it_waits(worker: Worker, bus: Bus, suspect: bool):
+async def test_a_cancelled_job_stops_where_it_waits(
+    worker: Worker, bus: Bus, monkeypatch: pytest.MonkeyPatch, suspect: bool
+):
     """While it computes, and while it waits to run alone."""
+    monkeypatch.setattr(process_module, "run_delivery", partial(run_delivery, redeliver_delay_s=0.01))
     begun, failed = asyncio.Event(), asyncio.Event()
 
     async def wait_for_ever(run: JobRun, permit: Permit) -> None:
         if suspect and not failed.is_set():
             failed.set()
-            raise RuntimeError("once")
+            raise BusUnavailable("once")
         begun.set()
         await asyncio.Event().wait()
 

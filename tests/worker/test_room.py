@@ -43,7 +43,7 @@ async def test_two_that_grow_do_not_block_each_other():
     await settled()
     assert [task.done() for task in grown] == [True, False]
     permits[0].close()
-    await asyncio.wait_for(grown[1], 1)
+    await asyncio.wait_for(grown[1], 10)
     permits[1].close()
     assert room.num_sequences == 0
 
@@ -58,7 +58,7 @@ async def test_a_cancelled_waiter_leaves_nothing_behind():
     first.close()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    (await asyncio.wait_for(behind, 1)).close()
+    (await asyncio.wait_for(behind, 10)).close()
     assert (room.num_sequences, pool.num_unreserved) == (0, 10)
 
 
@@ -79,7 +79,7 @@ async def test_shrinking_makes_room_at_once():
     permit = await room.enter(1, 10)
     waiting = asyncio.create_task(room.enter(1, 6))
     await permit.resize(1, 4)
-    (await asyncio.wait_for(waiting, 1)).close()
+    (await asyncio.wait_for(waiting, 10)).close()
     permit.close()
     permit.close()
     assert room.num_sequences == 0
@@ -97,7 +97,7 @@ async def test_a_suspect_waits_for_the_others_and_the_others_for_it():
     await settled()
     assert suspect.done() and not later.done() and not opened.done()
     admission.clear("s")  # it made an event
-    await asyncio.wait_for(asyncio.gather(later, opened), 1)
+    await asyncio.wait_for(asyncio.gather(later, opened), 10)
 
 
 async def test_suspects_run_one_after_the_other():
@@ -110,7 +110,7 @@ async def test_suspects_run_one_after_the_other():
     await settled()
     assert not second.done(), "the first still runs"
     admission.leave("first")
-    await asyncio.wait_for(second, 1)
+    await asyncio.wait_for(second, 10)
 
 
 async def test_a_suspect_that_is_cancelled_while_waiting_lets_others_in():
@@ -119,7 +119,7 @@ async def test_a_suspect_that_is_cancelled_while_waiting_lets_others_in():
     suspect = asyncio.create_task(admission.enter("s", suspect=True))
     await settled()
     suspect.cancel()
-    await asyncio.wait_for(admission.enter("b", suspect=False), 1)
+    await asyncio.wait_for(admission.enter("b", suspect=False), 10)
 
 
 async def test_pages_that_come_free_by_themselves_let_waiters_in():
@@ -134,7 +134,7 @@ async def test_pages_that_come_free_by_themselves_let_waiters_in():
     await settled()
     assert not waiting.done()
     pool.unpin(page)
-    (await asyncio.wait_for(waiting, 1)).close()
+    (await asyncio.wait_for(waiting, 10)).close()
 
 
 async def test_who_keeps_his_promise_waits_while_pages_are_promised_twice():
@@ -147,7 +147,7 @@ async def test_who_keeps_his_promise_waits_while_pages_are_promised_twice():
     await settled()
     assert not again.done(), "with all ten and the one that is being stored there would be eleven"
     pool.unpin(page)
-    await asyncio.wait_for(again, 1)
+    await asyncio.wait_for(again, 10)
     permit.close()
     assert pool.num_unreserved == 10
 
@@ -159,9 +159,9 @@ async def test_waiting_for_work_ends_when_somebody_wants_the_room():
     waiting = asyncio.create_task(room.unless_wanted(for_ever.wait()))
     await settled()
     wide = asyncio.create_task(room.enter(2, 2))
-    assert await asyncio.wait_for(waiting, 1) is None
+    assert await asyncio.wait_for(waiting, 10) is None
     assert await room.unless_wanted(for_ever.wait()) is None, "somebody waits already"
     idle.close()
-    (await asyncio.wait_for(wide, 1)).close()
+    (await asyncio.wait_for(wide, 10)).close()
     for_ever.set()
     assert await room.unless_wanted(for_ever.wait())

@@ -46,7 +46,7 @@ void rms_norm(const float* x, const float* weight, float eps, int32_t inputs, fl
         squares = fma(v, v, squares);
     }
     const float mean = tree16(squares) / static_cast<float>(inputs);
-    const F scale = set1(1.0f / std::sqrt(mean + eps));
+    const F scale = set1(1.0f / sqrtf(mean + eps));
     for (int32_t i = 0; i < inputs; i += 16) store(y + i, mul(mul(load(x + i), scale), load(weight + i)));
 }
 

@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <cstring>
 
+#include "inline.h"
+
 namespace kvr {
 
-inline float half_to_float(uint16_t h) {
+KVR_INLINE float half_to_float(uint16_t h) {
     const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16;
     uint32_t exponent = (h >> 10) & 31, fraction = h & 0x3ff, wide;
     if (exponent == 31) {
@@ -24,7 +26,7 @@ inline float half_to_float(uint16_t h) {
 }
 
 /// Round to nearest, ties to even; every NaN becomes the same one, as in torch.
-inline uint16_t float_to_bf16(float f) {
+KVR_INLINE uint16_t float_to_bf16(float f) {
     uint32_t wide;
     std::memcpy(&wide, &f, 4);
     if ((wide & 0x7fffffff) > 0x7f800000) return 0x7fc0;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "inline.h"
 #include "linear.h"
 
 namespace kvr {
@@ -16,13 +17,15 @@ struct Activations {
     float *scale, *scaled_sum;
     int32_t* sum;
     int32_t inputs;
-    int32_t groups() const { return inputs / kGroup; }
+    KVR_INLINE int32_t groups() const { return inputs / kGroup; }
     /// Number of a row's group among all: its values are `q + 32 * at`.
-    int64_t at(int64_t row, int32_t group) const { return (row / kRows * groups() + group) * kRows + row % kRows; }
+    KVR_INLINE int64_t at(int64_t row, int32_t group) const {
+        return (row / kRows * groups() + group) * kRows + row % kRows;
+    }
 };
 
 /// `rows`, rounded up to whole blocks.
-inline int64_t whole_rows(int64_t rows) { return (rows + kRows - 1) / kRows * kRows; }
+KVR_INLINE int64_t whole_rows(int64_t rows) { return (rows + kRows - 1) / kRows * kRows; }
 
 enum KvFormat : int32_t { KvBf16 = 0, KvInt8 = 1, KvInt4 = 2, KvFloat = 3 };
 
@@ -30,12 +33,12 @@ enum KvFormat : int32_t { KvBf16 = 0, KvInt8 = 1, KvInt4 = 2, KvFloat = 3 };
 struct KvShape {
     KvFormat format;
     int32_t kv_heads, page_tokens, dim;
-    int64_t token_bytes() const {
+    KVR_INLINE int64_t token_bytes() const {
         return format == KvFloat ? 4 * dim : format == KvBf16 ? 2 * dim : format == KvInt8 ? dim : dim / 2;
     }
-    bool scaled() const { return format == KvInt8 || format == KvInt4; }
-    int64_t values_bytes() const { return static_cast<int64_t>(kv_heads) * page_tokens * token_bytes(); }
-    int64_t side_bytes() const { return values_bytes() + (scaled() ? 4LL * kv_heads * page_tokens : 0); }
+    KVR_INLINE bool scaled() const { return format == KvInt8 || format == KvInt4; }
+    KVR_INLINE int64_t values_bytes() const { return static_cast<int64_t>(kv_heads) * page_tokens * token_bytes(); }
+    KVR_INLINE int64_t side_bytes() const { return values_bytes() + (scaled() ? 4LL * kv_heads * page_tokens : 0); }
 };
 
 constexpr int32_t kMostDim = 256;  // of a head

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "inline.h"
 #include "memory.h"
 
 namespace kvr {
@@ -13,9 +14,9 @@ enum Format : int32_t { Q4_0 = 0, Q4_1 = 1, Q8_0 = 2 };
 constexpr int kGroup = 32;  // inputs that share a scale
 constexpr int kTile = 16;   // outputs that are computed together
 
-inline int64_t quants_bytes(Format f) { return f == Q8_0 ? kTile * kGroup : kTile * kGroup / 2; }
-inline int64_t scales_each(Format f) { return f == Q4_1 ? 2 * kTile : kTile; }
-inline int64_t source_bytes(Format f) { return f == Q8_0 ? 34 : f == Q4_1 ? 20 : 18; }
+KVR_INLINE int64_t quants_bytes(Format f) { return f == Q8_0 ? kTile * kGroup : kTile * kGroup / 2; }
+KVR_INLINE int64_t scales_each(Format f) { return f == Q4_1 ? 2 * kTile : kTile; }
+KVR_INLINE int64_t source_bytes(Format f) { return f == Q8_0 ? 34 : f == Q4_1 ? 20 : 18; }
 
 /// Consecutive tiles of one format. A group of a tile takes `quants_bytes`: eight times (once for 8 bits, twice in 4)
 /// sixteen columns of four weights; 4-bit bytes hold inputs k in the low and k + 16 in the high half. Weights of 8
@@ -35,10 +36,12 @@ struct Linear {
     Block<float> bias;  // [num_tiles * 16], or none
 
     Linear(int32_t outputs, int32_t inputs) : outputs(outputs), inputs(inputs) {}
-    int32_t groups() const { return inputs / kGroup; }
-    int32_t num_tiles() const { return num_parts ? parts[num_parts - 1].first_tile + parts[num_parts - 1].num_tiles : 0; }
+    KVR_INLINE int32_t groups() const { return inputs / kGroup; }
+    KVR_INLINE int32_t num_tiles() const {
+        return num_parts ? parts[num_parts - 1].first_tile + parts[num_parts - 1].num_tiles : 0;
+    }
     /// The part that holds `tile`.
-    const Part& part_of(int32_t tile) const {
+    KVR_INLINE const Part& part_of(int32_t tile) const {
         int i = 0;
         while (i + 1 < num_parts && parts[i + 1].first_tile <= tile) ++i;
         return parts[i];

@@ -9,6 +9,8 @@
 #include <cstring>
 #include <utility>
 
+#include "inline.h"
+
 namespace kvr {
 
 template <typename T>
@@ -39,10 +41,10 @@ class Block {
         count_ = count;
         return true;
     }
-    T* get() const { return data_; }
-    T& operator[](int64_t i) const { return data_[i]; }
-    explicit operator bool() const { return data_ != nullptr; }
-    int64_t size() const { return count_; }
+    KVR_INLINE T* get() const { return data_; }
+    KVR_INLINE T& operator[](int64_t i) const { return data_[i]; }
+    KVR_INLINE explicit operator bool() const { return data_ != nullptr; }
+    KVR_INLINE int64_t size() const { return count_; }
 
   private:
     void swap(Block& other) {
