@@ -55,6 +55,7 @@ class EventStream:
     def not_silent_for(self, seconds: float, on_silence: Callable[[], None]) -> Iterator[None]:
         """Calls `on_silence` whenever nothing was written for so long. One timer for many writes: they move what it
         waits for, and not the timer."""
+        timer: asyncio.TimerHandle
 
         timer: asyncio.TimerHandle
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from schemas.errors import DeadlineExceeded
-from schemas.events import Error, Event, Token, encode_events
+from schemas.events import Error, Event, Retry, Token, encode_events
 from schemas.subjects import EXPECTED_LAST_SUBJECT_SEQUENCE_HEADER, REPLIES_STREAM, reply_subject
 from services.bus import reader as reader_module
 from services.bus import watch as watch_module
@@ -281,3 +281,22 @@ async def test_a_taker_gets_what_is_next_in_order_and_never_the_end(replies: Bus
     assert sorted(map(whole(30).index, yielded + taken)) == list(range(len(whole(30))))
     assert yielded == sorted(yielded, key=whole(30).index) and taken == sorted(taken, key=whole(30).index)
     assert yielded[-1] == whole(30)[-1]
+
+
+async def test_an_event_without_a_number_is_missed_too(replies: Bus, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in a token tells that a start or a retry came before it; the chain does."""
+    heard = watch_module._Feed._on_raw
+
+    def deaf_to_retries(self, payload: bytes, headers: bytes) -> None:
+        if b'"retry"' not in payload:
+            heard(self, payload, headers)
+
+    monkeypatch.setattr(watch_module._Feed, "_on_raw", deaf_to_retries)
+    write = writer(replies, job)
+    await write_one_by_one(write, [START])
+    events = watch(replies, "default", job)
+    assert await anext(events) == START
+    rest = [Retry(attempt=1), token(0), *ending(1)]
+    reading = asyncio.create_task(collect(events))
+    await write_one_by_one(write, rest)
+    assert await reading == rest
