@@ -15,6 +15,8 @@ async def test_who_has_the_job_answers(bus: Bus, make_bus: MakeBus, server: Nats
     ]
     for answer in answers:
         await answer.start()
+    for listener in (first, second):
+        await listener.request("$JS.API.INFO")  # answered once the broker has its subscription
     assert await watcher_of(bus, "default", job) == second.name
     assert await watcher_of(bus, "acme", job) is None, "another tenant's job of that id"
     for answer in answers:
