@@ -54,6 +54,7 @@ async def submit_job(
         raise await _no_queue(bus, model, lane) from error
     except QueueFull as error:
         raise QueueFull(f"the queue of model {model!r} is full: try again later") from error
+    bus.part(StreamFacts)  # who publishes reads the broker's clock, which this keeps in step
     return Submitted(stream_name(Stage.PREFILL, model), ack.seq, ack.duplicate)
 
 

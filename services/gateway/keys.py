@@ -17,7 +17,9 @@ from schemas.errors import SetupError, Unauthorized
 from services.gateway.envelope import LOG_FIELDS, TENANT
 from services.gateway.key_file import ApiKey, digest, id_of, read
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/"})  # what probes ask, and the page, which asks for a key itself
+OPEN_PATHS = frozenset(
+    {"/health", "/ready", "/", "/openapi.json"}
+)  # they tell nothing of any request; the page asks for a key itself
 
 _NOBODY = digest("")
 _log = logging.getLogger("kvrelay.gateway")

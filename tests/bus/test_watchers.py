@@ -13,9 +13,10 @@ async def test_who_has_the_job_answers(bus: Bus, make_bus: MakeBus, server: Nats
         WatchAnswers(first, lambda tenant, name: False),
         WatchAnswers(second, lambda tenant, name: (tenant, name) == ("default", job)),
     ]
-    for answer, theirs in zip(answers, (first, second), strict=True):
+    for answer in answers:
         await answer.start()
-        await theirs.request("$JS.API.INFO")  # the broker has their subscriptions
+    for listener in (first, second):
+        await listener.request("$JS.API.INFO")  # answered once the broker has its subscription
     assert await watcher_of(bus, "default", job) == second.name
     assert await watcher_of(bus, "acme", job) is None, "another tenant's job of that id"
     for answer in answers:

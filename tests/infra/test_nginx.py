@@ -50,7 +50,7 @@ async def test_events_arrive_as_they_are_made_and_silence_is_filled(
 async def test_a_client_that_leaves_is_noticed_behind_it(
     make_pipeline: MakePipeline, authority: Authority, tmp_path: Path
 ) -> None:
-    pipeline = await make_pipeline()
+    pipeline = await make_pipeline(keepalive_s=0.2)  # nginx sees it at once, or when it writes the next comment
 
     async def endless(work: Work) -> None:
         await work.say(work.start())
