@@ -57,8 +57,6 @@ class EventStream:
         waits for, and not the timer."""
         timer: asyncio.TimerHandle
 
-        timer: asyncio.TimerHandle
-
         def look() -> None:
             nonlocal timer
             left_s = self.last_write_s + seconds - self._loop.time()
