@@ -75,12 +75,15 @@ def _beginning(text: str) -> int:
 
 def _parsed(written: str) -> Call | None:
     try:
-        value = json.loads(written)
-    except ValueError:
+        value = json.loads(written, parse_constant=_refused)
+        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+            return None
+        arguments = value.get("arguments", {})
+        return Call(value["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+    except (ValueError, RecursionError):  # nested beyond reason is no call either
         return None
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return None
-    arguments = value.get("arguments", {})
-    if not isinstance(arguments, dict):
-        return None
-    return Call(value["name"], json.dumps(arguments, ensure_ascii=False))
+
+
+def _refused(constant: str) -> None:
+    """NaN and the infinities are Python's, not JSON's."""
+    raise ValueError(constant)

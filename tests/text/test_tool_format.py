@@ -8,6 +8,8 @@ from services.text.tool_format import Call, CallReader
 
 ONE = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TWO = ONE + '\n<tool_call>{"name": "now"}</tool_call>\n'
+DEEP = '<tool_call>{"name": "x", "arguments": {"a": ' + "[" * 5000 + "]" * 5000 + "}}</tool_call>"
+NOT_JSON = '<tool_call>{"name": "x", "arguments": {"a": NaN}}</tool_call>'
 NO_OBJECT = '<tool_call>{"name": "x", "arguments": [1]}</tool_call>'
 WEATHER = Call("weather", '{"city": "Paris"}')
 
@@ -31,6 +33,8 @@ def read(text: str, chance: random.Random) -> tuple[str, list[Call]]:
         ("<tool_call>{broken</tool_call> after", "<tool_call>{broken</tool_call> after", []),
         ('<tool_call>{"name": 3}</tool_call>', '<tool_call>{"name": 3}</tool_call>', []),
         (NO_OBJECT, NO_OBJECT, []),
+        (DEEP, DEEP, []),
+        (NOT_JSON, NOT_JSON, []),
         ('cut <tool_call>{"name": "x"', 'cut <tool_call>{"name": "x"', []),
         (ONE + " done", " done", [WEATHER]),
     ],
