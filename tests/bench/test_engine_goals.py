@@ -8,7 +8,7 @@ import torch
 from msgspec.structs import replace
 
 from services.bench import decode, quality
-from services.bench.gap import _gaps_s
+from services.bench.load import gaps_ms
 from services.bench.memory import _peak_mb
 from services.bench.stream import Stream
 from services.engine.model import Span
@@ -65,5 +65,5 @@ def test_distances_of_known_distributions() -> None:
 
 
 def test_gaps_begin_behind_the_hand_off_and_peaks_are_read() -> None:
-    assert _gaps_s(Stream([1.0, 9.0, 9.5, 9.75], 0.5)) == [0.5, 0.25]
+    assert gaps_ms(Stream([1.0, 9.0, 9.5, 9.75], 0.5)) == [500.0, 250.0]
     assert _peak_mb("Name:\tx\nVmHWM:\t  1000 kB\nVmRSS:\t  900 kB\n") == 1.024
