@@ -13,7 +13,7 @@ from msgspec import Meta
 from schemas.errors import InvalidRequest, KvrelayError, TooLarge
 from schemas.job import MAX_CHOICES, MAX_METADATA_BYTES, MAX_TIMEOUT_S, MAX_TOP_LOGPROBS, Tool, ToolCall
 from schemas.json_object import read_object
-from schemas.openai_fields import UNSUPPORTED, WITHOUT_EFFECT
+from schemas.openai_fields import ELSEWHERE, UNSUPPORTED, WITHOUT_EFFECT
 from schemas.response_format import ResponseFormat, Text
 from schemas.response_format import ToolCall as ToolCallFormat
 from schemas.wire import translate
@@ -224,7 +224,8 @@ def parse_completion(data: bytes, *, strict: bool = False) -> CompletionRequest:
 
 def _parse(data: bytes, decoder: "msgspec.json.Decoder[R]", kind: type[R], strict: bool) -> R:
     fields = read_object(data)
-    for name, harmless in UNSUPPORTED.items():
+    strangers = {name: harmless for name, harmless in ELSEWHERE.items() if name not in kind.__struct_fields__}
+    for name, harmless in (UNSUPPORTED | strangers).items():
         value = fields.get(name)
         if value is not None and value not in harmless:
             raise unsupported(name)

@@ -47,5 +47,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "return_tokens_as_token_ids": (False,),
     "priority": (0,),
 }
+# Fields of other routes than this one, likewise.
+ELSEWHERE: dict[str, tuple[Any, ...]] = {"tools": ([],), "tool_choice": ("none",), "parallel_tool_calls": (True, False)}
 # Hints about the caller or the cache: they cannot change an answer.
 WITHOUT_EFFECT = frozenset({"safety_identifier", "prompt_cache_key", "prompt_cache_retention"})

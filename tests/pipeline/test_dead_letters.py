@@ -26,7 +26,8 @@ async def letters(pipeline: LocalPipeline) -> list[DeadLetter]:
 
 async def publish(pipeline: LocalPipeline, payload: bytes) -> str:
     """The job's id if it does not say one."""
-    return (await submit_job(pipeline.bus, "default", pipeline.text.slug, Lane.INTERACTIVE, payload)).origin
+    submitted = await submit_job(pipeline.bus, "default", pipeline.text.slug, Lane.INTERACTIVE, payload)
+    return await submitted.origin(pipeline.bus)
 
 
 async def test_what_nobody_can_read_ends_at_first_sight_and_is_kept(pipelines: Pipelines):
