@@ -12,6 +12,7 @@ import torch
 from kernels.sampling import choose
 from schemas.job import Sampling
 from services.bench.machine import ReadBandwidth, processor
+from services.bench.passages import PASSAGES
 from services.bench.peer import Peer, Place
 from services.bench.percentiles import spread_ms
 from services.engine import loading
@@ -34,6 +35,7 @@ Row = dict[str, str | int | float]
 GREEDY = Sampling(temperature=0.0)
 WARM_UP_STEPS = 3
 CHOICES = 30
+STRIDE = 37  # tokens between the beginnings of two sequences in the text
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,11 @@ class Bench:
         self.model = model
         self._settings = settings
         self._tokenizer = tokenizer
+        self._text = tokenizer.encode("\n\n".join(PASSAGES))
+
+    def _tokens(self, number: int, count: int) -> list[int]:
+        """Of sequence `number`: real text, since nonsense makes flat rows, which cost more to sample."""
+        return [self._text[(k + STRIDE * number) % len(self._text)] for k in range(count)]
 
     def measure(self, batch: int, ctx_tokens: int, num_steps: int, sampling: Sampling, into: Measured) -> None:
         block_tokens = self._settings.kv.block_tokens
@@ -112,26 +119,28 @@ class Bench:
         pool.data.zero_()  # fresh pages and first calls are not what is measured
         engine = Engine(self.model, pool)
         pages = [list(range(i * pages_each, (i + 1) * pages_each)) for i in range(batch)]
-        prompts = [[1000 + (k + 7 * i) % 40_000 for k in range(ctx_tokens)] for i in range(batch)]
+        texts = [self._tokens(number, ctx_tokens + WARM_UP_STEPS + num_steps) for number in range(batch)]
+        prompts = [text[:ctx_tokens] for text in texts]
         try:
             _prefill(engine, self._settings, prompts[:1], pages[:1])
             began_s = time.perf_counter()
             _prefill(engine, self._settings, prompts, pages)
             into.prefill_tok_s.append(batch * ctx_tokens / (time.perf_counter() - began_s))
-            steps = _Steps(engine, pages, self._tokenizer, sampling)
+            steps = _Steps(engine, pages, texts, self._tokenizer, sampling)
             steps.run(ctx_tokens, WARM_UP_STEPS, Measured())
             before = len(into.steps_s)
             steps.run(ctx_tokens + WARM_UP_STEPS, num_steps, into)
             into.decode_tok_s.append(batch * num_steps / sum(into.steps_s[before:]))
             if isinstance(self.model, Stepper):  # which chooses in its own call: the same choice by itself
-                into.choosing_s += batch * num_steps * self._choice_s(pool, pages[0], ctx_tokens, sampling)
+                rows = -(-batch // torch.get_num_threads())  # of each thread
+                into.choosing_s += rows * num_steps * self._choice_s(pool, pages[0], ctx_tokens, sampling)
         finally:
             engine.close()
 
     def _choice_s(self, pool: PagePool, pages: list[int], position: int, sampling: Sampling) -> float:
         """What choosing one token takes, from logits of this text."""
         span = Span(position, 1, pages[: position // pool.block_tokens + 1])
-        logits = self.model.forward([500], [span], pool.data, [0]).numpy()[0]
+        logits = self.model.forward(self._tokens(0, position + 1)[-1:], [span], pool.data, [0]).numpy()[0]
         sampler, times_s = Sampler(sampling, 0, 0, ()), []
         for index in range(CHOICES):
             began_s = time.perf_counter()
@@ -145,11 +154,19 @@ class Bench:
 
 
 class _Steps:
-    """Decode steps of some sequences, each with a sampler and a detokeniser, as a worker's."""
+    """Decode steps of some sequences, with samplers and detokenisers, as a worker's; the text goes on as written."""
 
-    def __init__(self, engine: Engine, pages: list[list[int]], tokenizer: Tokenizer, sampling: Sampling) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        pages: list[list[int]],
+        texts: list[list[int]],
+        tokenizer: Tokenizer,
+        sampling: Sampling,
+    ) -> None:
         self._engine = engine
         self._pages = pages
+        self._texts = texts
         self._samplers = [Sampler(sampling, 0, number, ()) for number in range(len(pages))]
         self._detokenizers = [Detokenizer(tokenizer, []) for _ in pages]
         self._index = 0
@@ -159,8 +176,8 @@ class _Steps:
         for position in range(start, start + num_steps):
             used = -(-(position + 1) // self._engine.pool.block_tokens)
             works = [
-                Work([500 + position], position, own[:used], [sampler], self._index)
-                for own, sampler in zip(self._pages, self._samplers, strict=True)
+                Work([text[position]], position, own[:used], [sampler], self._index)
+                for text, own, sampler in zip(self._texts, self._pages, self._samplers, strict=True)
             ]
             began_s = time.perf_counter()
             outcomes = self._engine.run_now(works)

@@ -192,22 +192,22 @@ void attend_rows_of(const KvShape& shape, Keys k, Keys v, int32_t group, const R
 
 /// Lane l of sixteen: the products of the queries l, l + 16, ... of `R` rows with those of 16 keys, one key a lane.
 template <int R, int J>
-inline void chains(const float* q, int32_t dim, const float* transposed, int32_t lane, F* acc) {
+inline void chains(const float* const* q, int32_t dim, const float* transposed, int32_t lane, F* acc) {
     const int32_t steps = J ? J : dim / 16;
     const F first = load(transposed + lane * kBlockKeys);
     KVR_UNROLL
-    for (int r = 0; r < R; ++r) acc[r] = mul(set1(q[r * dim + lane]), first);
+    for (int r = 0; r < R; ++r) acc[r] = mul(set1(q[r][lane]), first);
     KVR_UNROLL
     for (int32_t j = 1; j < steps; ++j) {
         const F key = load(transposed + (16 * j + lane) * kBlockKeys);
         KVR_UNROLL
-        for (int r = 0; r < R; ++r) acc[r] = fma(set1(q[r * dim + 16 * j + lane]), key, acc[r]);
+        for (int r = 0; r < R; ++r) acc[r] = fma(set1(q[r][16 * j + lane]), key, acc[r]);
     }
 }
 
 /// The chains of lanes `a` and `b`, added.
 template <int R, int J>
-inline void pair(const float* q, int32_t dim, const float* transposed, int32_t a, int32_t b, F* sum) {
+inline void pair(const float* const* q, int32_t dim, const float* transposed, int32_t a, int32_t b, F* sum) {
     F other[R];
     chains<R, J>(q, dim, transposed, a, sum);
     chains<R, J>(q, dim, transposed, b, other);
@@ -217,7 +217,7 @@ inline void pair(const float* q, int32_t dim, const float* transposed, int32_t a
 
 /// Scores of `R` rows with 16 keys: the sums of `tree16`, with keys in the lanes instead of dimensions.
 template <int R, int J>
-inline void scores16(const float* q, int32_t dim, const float* transposed, F* s) {
+inline void scores16(const float* const* q, int32_t dim, const float* transposed, F* s) {
     F half[2][R];
     KVR_UNROLL
     for (int i = 0; i < 2; ++i) {
@@ -242,9 +242,10 @@ struct Widened {
     const float *k_scales, *v_scales;
 };
 
-/// `R` rows, queries [R, dim], against one block.
+/// `R` rows, each with its queries of [dim], against one block.
 template <int R, int J>
-inline void attend_quad(int32_t any_dim, const Widened& block, const float* q, const int32_t* seen, const Partial* to) {
+inline void attend_quad(int32_t any_dim, const Widened& block, const float* const* q, const int32_t* seen,
+                        const Partial* to) {
     const int32_t dim = J ? 16 * J : any_dim;
     const float* values = block.values;
     alignas(64) float s[R][kBlockKeys];
@@ -306,16 +307,17 @@ void attend_many_of(const KvShape& shape, Keys k, Keys v, const float* q, const 
     const Widened block = widen_both(shape, k, v, most, scratch);
     while (rows > 0) {
         const int32_t count = rows >= 4 ? 4 : 1;
+        const float* queries[4];
         Partial each[4];
-        for (int32_t r = 0; r < count; ++r) {
+        for (int32_t r = 0; r < count; ++r, q += dim) {
+            queries[r] = q;
             each[r] = to;
             to = {to.sums + sums_step, to.largest + each_step, to.weight + each_step};
         }
         if (count == 4)
-            attend_quad<4, J>(dim, block, q, seen, each);
+            attend_quad<4, J>(dim, block, queries, seen, each);
         else
-            attend_quad<1, J>(dim, block, q, seen, each);
-        q += count * dim;
+            attend_quad<1, J>(dim, block, queries, seen, each);
         seen += count;
         rows -= count;
     }
@@ -329,23 +331,23 @@ void attend_together(const KvShape& shape, Keys k, Keys v, int32_t group, const 
     int32_t most = 0;
     for (int32_t i = 0; i < num_readers; ++i) most = readers[i].seen > most ? readers[i].seen : most;
     const Widened block = widen_both(shape, k, v, most, scratch);
-    alignas(64) float q[4 * kMostDim];
     for (int32_t row = 0; row < rows;) {
         const int32_t count = rows - row >= 4 ? 4 : 1;
+        const float* queries[4];
         int32_t seen[4];
         Partial each[4];
         for (int32_t r = 0; r < count; ++r, ++row) {
             const Reader& reader = readers[row / group];
             const int32_t h = row % group;
-            std::memcpy(q + r * dim, reader.q + h * dim, sizeof(float) * static_cast<size_t>(dim));
+            queries[r] = reader.q + h * dim;
             seen[r] = reader.seen;
             each[r] = {reader.sums + h * reader.sums_step, reader.largest + h * reader.each_step,
                        reader.weight + h * reader.each_step};
         }
         if (count == 4)
-            attend_quad<4, J>(dim, block, q, seen, each);
+            attend_quad<4, J>(dim, block, queries, seen, each);
         else
-            attend_quad<1, J>(dim, block, q, seen, each);
+            attend_quad<1, J>(dim, block, queries, seen, each);
     }
 }
 
