@@ -298,6 +298,22 @@ Widened widen_both(const KvShape& shape, const Keys& k, const Keys& v, int32_t m
     return {transposed, values, most, k.scales, v.scales};
 }
 
+/// All rows of a block, four at a time. `at(row, q, seen, to)` says what row `row` has.
+template <int J, typename At>
+inline void attend_quads(int32_t dim, const Widened& block, int32_t rows, At at) {
+    for (int32_t row = 0; row < rows;) {
+        const int32_t count = rows - row >= 4 ? 4 : 1;
+        const float* q[4];
+        int32_t seen[4];
+        Partial to[4];
+        for (int32_t r = 0; r < count; ++r, ++row) at(row, &q[r], &seen[r], &to[r]);
+        if (count == 4)
+            attend_quad<4, J>(dim, block, q, seen, to);
+        else
+            attend_quad<1, J>(dim, block, q, seen, to);
+    }
+}
+
 template <int J>
 void attend_many_of(const KvShape& shape, Keys k, Keys v, const float* q, const int32_t* seen, int32_t rows, Partial to,
                     int64_t sums_step, int64_t each_step, float* scratch) {
@@ -305,50 +321,30 @@ void attend_many_of(const KvShape& shape, Keys k, Keys v, const float* q, const 
     int32_t most = 0;
     for (int32_t r = 0; r < rows; ++r) most = seen[r] > most ? seen[r] : most;
     const Widened block = widen_both(shape, k, v, most, scratch);
-    while (rows > 0) {
-        const int32_t count = rows >= 4 ? 4 : 1;
-        const float* queries[4];
-        Partial each[4];
-        for (int32_t r = 0; r < count; ++r, q += dim) {
-            queries[r] = q;
-            each[r] = to;
-            to = {to.sums + sums_step, to.largest + each_step, to.weight + each_step};
-        }
-        if (count == 4)
-            attend_quad<4, J>(dim, block, queries, seen, each);
-        else
-            attend_quad<1, J>(dim, block, queries, seen, each);
-        seen += count;
-        rows -= count;
-    }
+    attend_quads<J>(dim, block, rows, [&](int32_t row, const float** its_q, int32_t* its_seen, Partial* its) {
+        *its_q = q + row * dim;
+        *its_seen = seen[row];
+        *its = {to.sums + row * sums_step, to.largest + row * each_step, to.weight + row * each_step};
+    });
 }
 
 /// Readers whose rows together are worth a transposed K.
 template <int J>
 void attend_together(const KvShape& shape, Keys k, Keys v, int32_t group, const Reader* readers, int32_t num_readers,
                      float* scratch) {
-    const int32_t dim = shape.dim, rows = group * num_readers;
+    const int32_t dim = shape.dim;
     int32_t most = 0;
     for (int32_t i = 0; i < num_readers; ++i) most = readers[i].seen > most ? readers[i].seen : most;
     const Widened block = widen_both(shape, k, v, most, scratch);
-    for (int32_t row = 0; row < rows;) {
-        const int32_t count = rows - row >= 4 ? 4 : 1;
-        const float* queries[4];
-        int32_t seen[4];
-        Partial each[4];
-        for (int32_t r = 0; r < count; ++r, ++row) {
+    attend_quads<J>(
+        dim, block, group * num_readers, [&](int32_t row, const float** its_q, int32_t* its_seen, Partial* its) {
             const Reader& reader = readers[row / group];
             const int32_t h = row % group;
-            queries[r] = reader.q + h * dim;
-            seen[r] = reader.seen;
-            each[r] = {reader.sums + h * reader.sums_step, reader.largest + h * reader.each_step,
-                       reader.weight + h * reader.each_step};
-        }
-        if (count == 4)
-            attend_quad<4, J>(dim, block, queries, seen, each);
-        else
-            attend_quad<1, J>(dim, block, queries, seen, each);
-    }
+            *its_q = reader.q + h * dim;
+            *its_seen = reader.seen;
+            *its = {reader.sums + h * reader.sums_step, reader.largest + h * reader.each_step,
+                    reader.weight + h * reader.each_step};
+        });
 }
 
 constexpr int32_t kTogether = 12;  // rows from which a transposed K pays
