@@ -45,9 +45,12 @@ demo: $(STAMP)
 up: $(STAMP)
 	exec $(BIN)/kvrelay up $(ARGS)
 
+# Most tests wait for processes most of the time. A file's tests share a broker and run in one process.
+SIDE_BY_SIDE := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
 # An open() without an encoding is an error in our packages (see filterwarnings in pyproject.toml).
 test: $(STAMP)
-	PYTHONWARNDEFAULTENCODING=1 $(BIN)/python -m pytest -m "not slow" $(ARGS)
+	PYTHONWARNDEFAULTENCODING=1 $(BIN)/python -m pytest -m "not slow" $(SIDE_BY_SIDE) $(ARGS)
 
 # The sanitizers slow torch down too: fewer examples of each property are tried.
 sanitize: $(STAMP)
