@@ -193,6 +193,7 @@ async def test_a_worker_without_its_broker_leaves_all_the_same(tmp_path: Path):
             assert one.worker.pool.num_held == 0
 
 
+@pytest.mark.parametrize("ack_wait_s", [3.0])
 @pytest.mark.parametrize("gone", ["draining", "stopped"])
 async def test_no_job_is_begun_that_nobody_would_take_on(bus: Bus, gone: ProcessState):
     """Its decode workers leave while it waits for a prompt: another build's prefill takes that."""
