@@ -4,6 +4,7 @@ The call is the three states of the step, fetch, compute and store, for the whol
 memory once it has seen its largest pass, and gives the same bits with any number of threads.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -13,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kernels.native.crowd import Crowd
 from kernels.native.library import ffi, load
 from kernels.native.sampler import fill
 from kernels.page_form import PageForm
@@ -135,6 +137,7 @@ class Decoder:
         library = load()
         self.shape = shape
         self.threads = threads
+        self._crowd = Crowd()
         self._kept: list[Any] = [layers, embedding, norm, head, cos, sin]  # what the model points to
         total, cores = threads + len(lent), ffi.new("int32_t[]", list(lent))
         made = library.kvr_model_new(ffi.new("kvr_shape *", _shape(shape)), total, threads, cores, len(lent))
@@ -149,13 +152,22 @@ class Decoder:
         library.kvr_model_ends(self._model, *ends)
 
     def run(self, call: "Call", lease: Lease | None = None) -> None:
-        """With its own threads, or those of `lease`. Raises `MemoryError`; then nothing was computed."""
+        """With its own threads, or those of `lease`, or alone where they would only wait for one another.
+
+        Raises `MemoryError`; then nothing was computed.
+        """
         fields = call.fields
+        wanted = lease.own + lease.lent if lease else self.threads
+        began_s = time.monotonic()
+        fields.threads = self._crowd.threads(wanted, began_s)
         fields.own_threads = lease.own if lease else self.threads
-        fields.threads = lease.own + lease.lent if lease else self.threads
         if lease:
             fields.revoked = ffi.cast("const int32_t *", lease.revoked)
-        _check(load().kvr_model_run(self._model, fields))
+        library = load()
+        _check(library.kvr_model_run(self._model, fields))
+        if fields.threads > 1:
+            ended_s = time.monotonic()
+            self._crowd.note(ended_s - began_s, library.kvr_model_waited_ns(self._model) / 1e9, ended_s)
 
 
 class Call:

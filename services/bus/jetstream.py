@@ -15,6 +15,7 @@ API = "$JS.API."
 STREAM_NOT_FOUND = 10059
 STREAM_EXISTS = 10058
 NO_MESSAGE = 10037
+STORE_NOT_MADE = 10049  # "error creating store for stream"
 WRONG_LAST_SEQUENCE = 10071
 STORE_FAILED = 10077  # "maximum messages exceeded", "maximum bytes exceeded"
 MESSAGE_TOO_LARGE = 10054

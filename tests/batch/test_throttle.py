@@ -11,11 +11,12 @@ from services.batch.throttle import Throttle
 from services.bus.beats import BeatPublisher, BeatTable
 from services.bus.connection import Bus
 from services.bus.server import NatsServer
+from tests.bus.throwaway import throwaway_server
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    with NatsServer(tmp_path_factory.mktemp("throttle")) as running:
+    with throwaway_server(tmp_path_factory.mktemp("throttle")) as running:
         yield running
 
 

@@ -11,6 +11,7 @@ from services.bus.connection import Bus
 from services.bus.server import NatsServer
 from services.bus.streams import ensure_consumers, ensure_streams
 from services.settings import Bus as BusSettings
+from tests.bus.throwaway import throwaway_server
 
 BUILD = "0123456789ab"
 ACK_WAIT_S = 0.6
@@ -23,14 +24,14 @@ MakeBus = Callable[..., Awaitable[Bus]]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    with NatsServer(tmp_path_factory.mktemp("bus"), settings=SETTINGS) as running:
+    with throwaway_server(tmp_path_factory.mktemp("bus"), settings=SETTINGS) as running:
         yield running
 
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[NatsServer]:
     """For tests that stop it."""
-    with NatsServer(tmp_path, settings=SETTINGS) as running:
+    with throwaway_server(tmp_path, settings=SETTINGS) as running:
         yield running
 
 

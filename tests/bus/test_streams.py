@@ -1,12 +1,15 @@
 import asyncio
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from schemas.errors import SetupError
 from schemas.subjects import DEAD_STREAM, REPLIES_STREAM, Lane, Stage, prefill_subject, stream_name
+from services.bus import streams
 from services.bus.connection import Bus, NoResponder
-from services.bus.jetstream import call, publish_stored
+from services.bus.jetstream import Refused, call, publish_stored
 from services.bus.server import NatsServer
 from services.bus.streams import Source, ensure_consumers, ensure_streams, set_up
 from tests.bus.conftest import BUILD, SETTINGS, MakeBus
@@ -97,3 +100,35 @@ async def test_who_starts_while_the_broker_is_away_waits_for_it(own_server: Nats
     await starting
     consumers = await call(bus, f"CONSUMER.LIST.{stream_name(Stage.DECODE, 'late')}")
     assert len(consumers["consumers"]) == len(Lane)
+
+
+@pytest.mark.parametrize("stays", [False, True])
+async def test_files_that_are_in_the_way_are_waited_for(
+    own_server: NatsServer, make_bus: MakeBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stays: bool
+) -> None:
+    """As when the server still removes a stream of the same name."""
+    bus = await make_bus(own_server.url)
+    await ensure_streams(bus, "first")
+    name = stream_name(Stage.PREFILL, "next")
+    (folder,) = tmp_path.rglob(stream_name(Stage.PREFILL, "first"))
+    in_the_way = folder.with_name(name)
+    refused = 0
+
+    async def watched(*args: Any) -> dict[str, Any]:
+        nonlocal refused
+        try:
+            if stays or not refused:
+                in_the_way.write_text("", encoding="utf-8")  # the server removes it when it refuses
+            return await call(*args)
+        except Refused:
+            refused += 1
+            raise
+
+    monkeypatch.setattr(streams, "call", watched)
+    monkeypatch.setattr(streams, "CREATE_PAUSE_S", 0.01)
+    if stays:
+        with pytest.raises(SetupError, match=f"{name} cannot be made: .*creating store"):
+            await ensure_streams(bus, "next")
+    else:
+        await ensure_streams(bus, "next")
+    assert refused == (streams.CREATE_TRIES if stays else 1)

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from services.bus.connection import Bus
-from services.bus.server import NatsServer
 from services.bus.streams import ensure_streams
 from services.cli.main import cli
+from tests.bus.throwaway import throwaway_server
 
 MODEL = "tiny"
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class Broker:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with NatsServer(tmp_path_factory.mktemp("cli")) as server:
+    with throwaway_server(tmp_path_factory.mktemp("cli")) as server:
         broker = Broker(server.url)
         broker.do(lambda bus: ensure_streams(bus, MODEL))
         yield broker

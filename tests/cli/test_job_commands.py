@@ -15,9 +15,9 @@ from services.bus.connection import Bus
 from services.bus.history import read_all
 from services.bus.publish import submit_job
 from services.bus.replies import ReplyWriter
-from services.bus.server import NatsServer
 from services.cli.job_page import page
 from tests.bus.events import START, ending, token
+from tests.bus.throwaway import throwaway_server
 from tests.cli.conftest import MODEL, Broker
 from tests.cli.test_cli_commands import kvrelay
 
@@ -77,7 +77,7 @@ def test_what_nobody_knows_exits_1_and_says_what_may_be(broker: Broker, tmp_path
 
 
 def test_where_no_worker_has_ever_run(tmp_path: Path) -> None:
-    with NatsServer(tmp_path) as server:
+    with throwaway_server(tmp_path) as server:
         empty = Broker(server.url)
         assert isinstance(empty.kvrelay("job", "show", "nothing").exception, JobNotFound)
         assert empty.output("dead", "ls", "--json") == ""

@@ -12,7 +12,7 @@ from schemas.drain import DrainReply
 from services.bus.beats import BeatPublisher
 from services.bus.connection import Bus
 from services.bus.drain import DrainListener
-from services.bus.server import NatsServer
+from tests.bus.throwaway import throwaway_server
 from tests.cli.test_cli_commands import kvrelay
 
 
@@ -52,7 +52,7 @@ class Worker:
 @pytest.fixture
 async def url(tmp_path: Path) -> AsyncIterator[str]:
     """A NATS with a prefill worker, two decode workers and a gateway on it."""
-    with NatsServer(tmp_path / "nats") as server:
+    with throwaway_server(tmp_path / "nats") as server:
         async with await Bus.connect(server.url, "workers") as bus:
             roles: dict[str, ProcessRole] = {
                 "prefill-1": "prefill", "decode-1": "decode", "decode-2": "decode", "gateway-1": "gateway"

@@ -15,6 +15,7 @@ from schemas.state import JobState
 from services.bus.connection import Bus
 from services.bus.server import NatsServer
 from services.client import Client, Place
+from tests.bus.throwaway import throwaway_server
 from tests.gateway.conftest import BUS
 from tests.gateway.scripted_worker import ScriptedWorker, Work, ending, saying, token
 
@@ -23,7 +24,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    with NatsServer(tmp_path_factory.mktemp("client"), settings=BUS) as running:
+    with throwaway_server(tmp_path_factory.mktemp("client"), settings=BUS) as running:
         yield running
 
 

@@ -18,9 +18,10 @@ VOCAB_SIZE = 256
 
 
 @cache
-def tiny_native(quantisation: str = "none") -> Model:
-    """2 layers, 2 KV heads of 16, with one thread; `quantisation` of K and V."""
+def tiny_native(quantisation: str = "none", lent: tuple[int, ...] = ()) -> Model:
+    """2 layers, 2 KV heads of 16, with one thread of its own; `quantisation` of K and V."""
     torch.set_num_threads(1)
     with TemporaryDirectory(prefix="kvrelay-tiny-") as folder:
         source = tiny_model(**SIZES, vocab_size=VOCAB_SIZE)
-        return NativeModel(save_gguf(Path(folder) / "tiny.gguf", source, Type.Q4_1), Int8Arithmetic(quantisation))
+        files = save_gguf(Path(folder) / "tiny.gguf", source, Type.Q4_1)
+        return NativeModel(files, Int8Arithmetic(quantisation), lent)

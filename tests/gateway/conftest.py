@@ -15,6 +15,7 @@ from services.bus.server import NatsServer
 from services.gateway.gateway import Gateway
 from services.settings import Api, Settings, Upstream
 from services.settings import Bus as BusSettings
+from tests.bus.throwaway import throwaway_server
 from tests.gateway.scripted_worker import ScriptedWorker
 from tests.gateway.tiny_model import tiny_text
 
@@ -50,7 +51,7 @@ MakePipeline = Callable[..., Awaitable[Pipeline]]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    with NatsServer(tmp_path_factory.mktemp("gateway"), settings=BUS) as running:
+    with throwaway_server(tmp_path_factory.mktemp("gateway"), settings=BUS) as running:
         yield running
 
 

@@ -3,13 +3,13 @@
 import asyncio
 from pathlib import Path
 
-from services.bus.server import NatsServer
+from tests.bus.throwaway import throwaway_server
 from tests.gateway.conftest import BUS, MakePipeline
 from tests.gateway.scripted_worker import Work, token
 
 
 async def test_an_outage(make_pipeline: MakePipeline, tmp_path: Path) -> None:
-    with NatsServer(tmp_path, settings=BUS) as own:
+    with throwaway_server(tmp_path, settings=BUS) as own:
         pipeline = await make_pipeline(url=own.url)
 
         async def script(work: Work) -> None:
@@ -42,7 +42,7 @@ async def test_an_outage(make_pipeline: MakePipeline, tmp_path: Path) -> None:
 
 
 async def test_a_stream_goes_on_after_an_outage(make_pipeline: MakePipeline, tmp_path: Path) -> None:
-    with NatsServer(tmp_path, settings=BUS) as own:
+    with throwaway_server(tmp_path, settings=BUS) as own:
         pipeline = await make_pipeline(url=own.url)
         restarted = asyncio.Event()
         default = pipeline.worker.script

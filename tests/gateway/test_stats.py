@@ -10,9 +10,9 @@ import pytest
 from schemas.beat import Beat
 from schemas.meter import Meter, bucket_of
 from services.bus.beats import BeatPublisher, BeatTable
-from services.bus.server import NatsServer
 from services.gateway import stats as stats_module
 from services.gateway.meters import Meters
+from tests.bus.throwaway import throwaway_server
 from tests.gateway.conftest import BUS, MakePipeline, Pipeline
 from tests.gateway.scripted_worker import BUILD
 
@@ -100,7 +100,7 @@ async def test_what_workers_counted_lately(pipeline: Pipeline) -> None:
 
 async def test_the_broker_is_away(make_pipeline: MakePipeline, tmp_path: Path) -> None:
     """What was known is told, older and older."""
-    with NatsServer(tmp_path, settings=BUS) as own:
+    with throwaway_server(tmp_path, settings=BUS) as own:
         pipeline = await make_pipeline(url=own.url)
         before = await stats(pipeline)
         await asyncio.to_thread(own.kill)

@@ -11,7 +11,6 @@ import torch
 
 from schemas.blob import Quantisation
 from services.bench.store_codecs import with_quantisation
-from services.bus.server import NatsServer
 from services.engine import blocks
 from services.engine.arithmetic import choose_arithmetic
 from services.engine.loading import load_model
@@ -19,6 +18,7 @@ from services.engine.model import Model
 from services.engine.model_config import ModelConfig
 from services.models.files import ModelFiles
 from services.text.model import TextModel, load_text
+from tests.bus.throwaway import throwaway_server
 from tests.kvstore.valkey import Valkey
 from tests.models.default_model import default_model
 from tests.pipeline.local import LocalPipeline, run_pipeline, settings_for
@@ -54,10 +54,8 @@ def text(files: ModelFiles) -> TextModel:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    server = NatsServer(tmp_path_factory.mktemp("nats"))
-    server.start()
-    yield server.url
-    server.stop()
+    with throwaway_server(tmp_path_factory.mktemp("nats")) as server:
+        yield server.url
 
 
 @pytest.fixture

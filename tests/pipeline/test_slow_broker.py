@@ -9,8 +9,8 @@ import pytest
 
 from schemas.events import Done
 from services.bus import replies as replies_module
-from services.bus.server import NatsServer
 from tests.bus.polling import until
+from tests.bus.throwaway import throwaway_server
 from tests.pipeline.conftest import Pipelines
 
 MAX_WAITING_TOKENS = 24
@@ -24,7 +24,7 @@ async def test_a_sequence_pauses_while_its_tokens_wait(
     tiny_pipelines: Pipelines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replies_module, "MAX_WAITING_TOKENS", MAX_WAITING_TOKENS)
-    with NatsServer(tmp_path / "broker") as server:
+    with throwaway_server(tmp_path / "broker") as server:
         assert server.pid is not None
         async with tiny_pipelines(url=server.url, bus={"ack_wait_s": 30.0}) as pipeline:
             whole = await pipeline.ask(**JOB)

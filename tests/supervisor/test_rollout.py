@@ -15,6 +15,7 @@ from services.bus.connection import Bus
 from services.bus.server import NatsServer
 from services.supervisor.child import Child, Program
 from services.supervisor.rollout import Newcomer, Pair, Rollout, rounds
+from tests.bus.throwaway import throwaway_server
 from tests.supervisor import beating_worker
 
 GRACE_S = 10.0
@@ -22,7 +23,7 @@ GRACE_S = 10.0
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    with NatsServer(tmp_path_factory.mktemp("rollout")) as running:
+    with throwaway_server(tmp_path_factory.mktemp("rollout")) as running:
         yield running
 
 

@@ -26,6 +26,7 @@ from services.worker.address import Address
 from services.worker.process import WorkerProcess
 from services.worker.room import Permit
 from services.worker.run import JobRun
+from tests.bus.throwaway import throwaway_server
 from tests.engine.stub_engine import StubEngine, make_pool
 from tests.kvstore.blocks import GEOMETRY, IDENTITY
 
@@ -39,7 +40,7 @@ Work = Callable[[JobRun, Permit], Awaitable[None]]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    with NatsServer(tmp_path_factory.mktemp("worker"), settings=SETTINGS.bus) as running:
+    with throwaway_server(tmp_path_factory.mktemp("worker"), settings=SETTINGS.bus) as running:
         yield running
 
 

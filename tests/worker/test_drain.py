@@ -14,13 +14,13 @@ from schemas.subjects import Stage, stream_name
 from services.bus.beats import BeatPublisher
 from services.bus.connection import Bus
 from services.bus.jetstream import call
-from services.bus.server import NatsServer
 from services.bus.streams import ensure_consumers, ensure_streams
 from services.settings import Scheduler, Settings
 from services.worker.drain import CHECK_S
 from services.worker.room import Permit
 from services.worker.run import JobRun
 from tests.bus.polling import until
+from tests.bus.throwaway import throwaway_server
 from tests.worker.conftest import BUILD, SETTINGS, Worker, done, start_of
 from tests.worker.test_process import events_of
 
@@ -181,7 +181,7 @@ async def test_a_job_that_hangs_is_left_within_the_grace(bus: Bus):
 
 
 async def test_a_worker_without_its_broker_leaves_all_the_same(tmp_path: Path):
-    with NatsServer(tmp_path, settings=SETTINGS.bus) as own:
+    with throwaway_server(tmp_path, settings=SETTINGS.bus) as own:
         bus = await Bus.connect(own.url, "worker", SETTINGS.bus)
         async with bus, serving(bus, "alone", grace_s=0.5) as one:
             gate = Gate()
@@ -193,6 +193,7 @@ async def test_a_worker_without_its_broker_leaves_all_the_same(tmp_path: Path):
             assert one.worker.pool.num_held == 0
 
 
+@pytest.mark.parametrize("ack_wait_s", [3.0])
 @pytest.mark.parametrize("gone", ["draining", "stopped"])
 async def test_no_job_is_begun_that_nobody_would_take_on(bus: Bus, gone: ProcessState):
     """Its decode workers leave while it waits for a prompt: another build's prefill takes that."""

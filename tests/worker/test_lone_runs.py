@@ -25,6 +25,7 @@ from services.worker.alibi import MAX_TOLD, Alibis, alibi
 from services.worker.room import Permit
 from services.worker.run import JobRun
 from tests.bus.polling import until
+from tests.bus.throwaway import throwaway_server
 from tests.worker.conftest import BUILD, SETTINGS, Work, Worker, done, start_of
 
 NUM_DISTURBANCES = 5  # one makes a suspect, three runs alone would condemn it
@@ -137,7 +138,7 @@ async def test_a_job_that_stops_the_steps_of_its_worker_is_condemned(
 
 async def test_broker_restarts_condemn_nobody(tmp_path: Path) -> None:
     work = Disturbed()
-    with NatsServer(tmp_path, settings=SETTINGS.bus) as server:
+    with throwaway_server(tmp_path, settings=SETTINGS.bus) as server:
         async with serving(server, "w", "m", work) as (worker, stop):
             await worker.submit("m")
             for _ in range(NUM_DISTURBANCES):

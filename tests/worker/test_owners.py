@@ -9,9 +9,9 @@ import pytest
 from schemas.beat import Beat
 from services.bus.beats import BeatPublisher, BeatTable
 from services.bus.connection import Bus
-from services.bus.server import NatsServer
 from services.bus.watchers import WatchAnswers
 from services.worker.runs import Runs
+from tests.bus.throwaway import throwaway_server
 
 
 class Orphan:
@@ -28,7 +28,7 @@ class Orphan:
 
 @pytest.fixture
 async def bus(tmp_path: Path) -> AsyncIterator[Bus]:
-    with NatsServer(tmp_path) as server:
+    with throwaway_server(tmp_path) as server:
         async with await Bus.connect(server.url, "gateway-2") as bus:
             yield bus
 

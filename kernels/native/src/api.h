@@ -64,6 +64,8 @@ int kvr_model_layer(kvr_model* model, int32_t number, const float* attention_nor
 void kvr_model_ends(kvr_model* model, const kvr_linear* embedding, const float* norm, const kvr_linear* head,
                     const float* cos, const float* sin);
 int kvr_model_run(kvr_model* model, const kvr_pass* pass);
+// In the last pass, of all threads together: how long they waited for others beyond what a phase may take.
+int64_t kvr_model_waited_ns(const kvr_model* model);
 
 // Chooses one id. `scratch` of `kvr_sample_scratch_bytes(vocab)`, one a thread. 0 ok, 1 not finite.
 int64_t kvr_sample_scratch_bytes(int64_t vocab);

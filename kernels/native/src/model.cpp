@@ -70,6 +70,7 @@ bool Model::prepare(const kvr_pass& pass) {
     kv_ = {static_cast<KvFormat>(shape.kv_format), shape.kv_heads, pass.page_tokens, shape.head_dim};
     page_bytes_ = 2LL * shape.layers * kv_.side_bytes();
     staying_ = threads_;
+    waited_ns_.store(0, std::memory_order_relaxed);
     for (int32_t i = 0; i < num_pieces_; ++i) pieces_[i].reset();
     plan_rows(pass);
     plan_shared(pass);
@@ -167,7 +168,11 @@ void Model::in_pieces(Worker& worker, int64_t count, int64_t size, Use use) {
     Pieces& pieces = pieces_[worker.phase++];
     for (int64_t i = pieces.take(size); i < count; i = pieces.take(size))
         for (int64_t j = i; j < std::min(i + size, count); ++j) use(j);
-    barrier_.wait(worker.threads);
+    meet(worker);
+}
+
+void Model::meet(const Worker& worker) {
+    if (const int64_t waited = barrier_.wait(worker.threads)) waited_ns_.fetch_add(waited, std::memory_order_relaxed);
 }
 
 void Model::work(int32_t thread) {
@@ -185,7 +190,7 @@ bool Model::leaves(Worker& worker) {
     const int32_t own = std::clamp(pass_->own_threads, 1, worker.threads);
     if (pass_->revoked == nullptr || worker.threads == own) return false;
     if (worker.thread == 0 && __atomic_load_n(pass_->revoked, __ATOMIC_RELAXED) != 0) staying_ = own;
-    barrier_.wait(worker.threads);
+    meet(worker);
     worker.threads = staying_;
     return worker.thread >= worker.threads;
 }

@@ -45,6 +45,8 @@ class Model {
     int run(const kvr_pass& pass);
     /// Attention alone, for tests: `q`, `out`: [rows, heads * dim].
     int attend_only(const kvr_pass& pass, int32_t layer, const float* q, float* out);
+    /// In the last pass, of all threads together, beyond what a phase may take.
+    int64_t waited_ns() const { return waited_ns_.load(std::memory_order_relaxed); }
 
     kvr_shape shape;
     std::vector<Layer> layers;
@@ -81,6 +83,7 @@ class Model {
     /// `use(i)` for all pieces of a phase, `size` at a time, shared among the threads, who then meet.
     template <typename Use>
     void in_pieces(Worker& worker, int64_t count, int64_t size, Use use);
+    void meet(const Worker& worker);
 
     Team team_;
     const kvr_pass* pass_ = nullptr;
@@ -90,6 +93,7 @@ class Model {
     bool only_attends_ = false;
     int32_t staying_ = 1;  // threads that go on after a revocation
     Barrier barrier_;
+    std::atomic<int64_t> waited_ns_{0};
 
     std::vector<int32_t> positions_, span_of_;  // of each row
     std::vector<Few> few_;

@@ -3,6 +3,8 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <chrono>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -21,14 +23,16 @@ void pause_briefly() {
 #endif
 }
 
+/// How long it took beyond the spins, in ns.
 template <typename Ready>
-void wait_until(Ready ready) {
-    for (int i = 0; !ready(); ++i) {
-        if (i < kSpins)
-            pause_briefly();
-        else
-            std::this_thread::yield();
+int64_t wait_until(Ready ready) {
+    for (int i = 0; i < kSpins; ++i) {
+        if (ready()) return 0;
+        pause_briefly();
     }
+    const auto began = std::chrono::steady_clock::now();
+    while (!ready()) std::this_thread::yield();
+    return std::chrono::nanoseconds(std::chrono::steady_clock::now() - began).count();
 }
 
 void stay_on(const std::vector<int32_t>& cores) {
@@ -45,15 +49,15 @@ void stay_on(const std::vector<int32_t>& cores) {
 
 }  // namespace
 
-void Barrier::wait(int32_t count) {
-    if (count == 1) return;
+int64_t Barrier::wait(int32_t count) {
+    if (count == 1) return 0;
     const uint32_t round = round_.load(std::memory_order_acquire);
     if (waiting_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {
         waiting_.store(0, std::memory_order_relaxed);
         round_.store(round + 1, std::memory_order_release);
-        return;
+        return 0;
     }
-    wait_until([&] { return round_.load(std::memory_order_acquire) != round; });
+    return wait_until([&] { return round_.load(std::memory_order_acquire) != round; });
 }
 
 Team::Team(int32_t threads, int32_t own, const std::vector<int32_t>& lent) {

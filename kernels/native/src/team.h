@@ -14,8 +14,9 @@ namespace kvr {
 /// thread whose core was taken away must get it back.
 class Barrier {
   public:
-    /// Returns when `count` threads have come; all of them say the same count.
-    void wait(int32_t count);
+    /// Returns when `count` threads have come; all of them say the same count. How long that took beyond the time that
+    /// a phase may take, in ns: a thread was late by so much.
+    int64_t wait(int32_t count);
 
   private:
     alignas(64) std::atomic<int32_t> waiting_{0};
