@@ -9,12 +9,12 @@ from aiohttp.typedefs import Middleware
 
 from schemas.openai_answers import ModelList
 from schemas.wire import encode
-from services.bus.beats import BeatTable
 from services.gateway.batches import Batches
 from services.gateway.catalog import Catalog
 from services.gateway.envelope import envelope
 from services.gateway.files import Files
 from services.gateway.generation import Generation
+from services.gateway.listing import Listing
 from services.gateway.openapi import document
 from services.gateway.readiness import Health, Readiness
 from services.gateway.requests import Requests
@@ -24,11 +24,11 @@ from services.gateway.stats import StatsRoute
 
 class Routes:
     def __init__(
-        self, process: str, catalog: Catalog, beats: BeatTable, readiness: Readiness, generation: Generation
+        self, process: str, catalog: Catalog, listing: Listing, readiness: Readiness, generation: Generation
     ) -> None:
         self._process = process
         self._catalog = catalog
-        self._beats = beats
+        self._listing = listing
         self._readiness = readiness
         self._generation = generation
         self._started_s = time.monotonic()
@@ -69,10 +69,10 @@ class Routes:
         return app
 
     async def models(self, request: web.Request) -> web.Response:
-        return _json(ModelList(self._catalog.listed(self._beats)))
+        return _json(ModelList(self._listing.all()))
 
     async def model(self, request: web.Request) -> web.Response:
-        return _json(self._catalog.one(request.match_info["model"], self._beats))
+        return _json(self._listing.one(request.match_info["model"]))
 
     async def health(self, request: web.Request) -> web.Response:
         """200 while the process lives, whatever the rest of the pipeline does."""

@@ -37,18 +37,34 @@ class Observed:
 
 
 class Reading:
-    """Reads a server's answer as it comes: a stream in parts, or the whole body. What is none is an error, too."""
+    """Reads a server's answer as it comes: a stream in parts, or the whole body. What is none is an error, too.
+
+    `is_whole`: a stream has come to its own end, [DONE] or an error.
+    """
 
     def __init__(self) -> None:
         self.observed = Observed()
+        self.is_whole = False
         self._rest = b""
 
     def add_part(self, part: bytes) -> None:
         """Of a stream, cut anywhere."""
         *lines, self._rest = (self._rest + part).split(b"\n")
         for line in lines:
-            if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
-                self._take(data, time.monotonic())
+            self._line(line)
+
+    def end_stream(self) -> None:
+        """No part will follow: the last line may lack its end."""
+        self._line(self._rest)
+        self._rest = b""
+
+    def _line(self, line: bytes) -> None:
+        if not line.startswith(b"data:"):
+            return
+        if (data := line[5:].strip()) == b"[DONE]":
+            self.is_whole = True
+        else:
+            self._take(data, time.monotonic())
 
     def add_whole(self, body: bytes) -> None:
         self._take(body, None)
@@ -57,6 +73,7 @@ class Reading:
         try:
             found = json.loads(data)
             if error := found.get("error"):
+                self.is_whole = True
                 self.observed.error = str(error.get("code") or error.get("type") or "error")
             for choice in found.get("choices", ()):
                 self._choice(choice, came_s)
