@@ -1,11 +1,13 @@
 """Files and batches as OpenAI's client sees them, over a scripted worker."""
 
 import asyncio
+import io
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 
@@ -242,6 +244,10 @@ async def test_uploads_that_are_refused(pipeline: Pipeline, client: openai.Async
         "Content-Type": "multipart/form-data; boundary=b"
     }) as response:  # fmt: skip
         assert response.status == 400, await response.text()
+    form = aiohttp.FormData()
+    form.add_field("purpose", io.BytesIO(b"b" * 2_000_000))
+    async with pipeline.session.post(pipeline.url + "/v1/files", data=form) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (413, "too_large")
     for name in ("file-none", "a%20b%3E*", "file-0-output"):
         async with pipeline.session.get(f"{pipeline.url}/v1/files/{name}/content") as response:
             assert response.status == 404
