@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.typedefs import Middleware
 
 from schemas.openai_answers import ModelList
@@ -39,7 +39,7 @@ class Routes:
     ) -> web.Application:
         app = web.Application(middlewares=[envelope, identify])
         app.add_routes(
-            [
+            _patient(
                 web.post("/v1/chat/completions", self._generation.chat),
                 web.post("/v1/completions", self._generation.completions),
                 web.post("/generate", self._generation.generate),
@@ -64,7 +64,7 @@ class Routes:
                 web.get("/", StartPage().show),
                 web.get("/health", self.health),
                 web.get("/ready", self.ready),
-            ]
+            )
         )
         return app
 
@@ -97,6 +97,19 @@ class Routes:
     async def ready(self, request: web.Request) -> web.Response:
         report = self._readiness.report()
         return _json(report, 200 if report.is_ready else 503)
+
+
+def _patient(*routes: web.RouteDef) -> list[web.RouteDef]:
+    """aiohttp refuses what it does not know to be expected, in plain text. RFC 9110 (10.1.1) allows to let it be."""
+    for route in routes:
+        route.kwargs["expect_handler"] = _go_on
+    return list(routes)
+
+
+async def _go_on(request: web.Request) -> None:
+    if request.version >= HttpVersion11 and request.headers["Expect"].lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # of the answer nothing has been sent
 
 
 def _json(body: Any, status: int = 200) -> web.Response:

@@ -37,15 +37,19 @@ class Observed:
 
 
 class Reading:
-    """Reads a server's answer as it comes: a stream in parts, or the whole body. What is none is an error, too.
-
-    `is_whole`: a stream has come to its own end, [DONE] or an error.
-    """
+    """Reads a server's answer as it comes: a stream in parts, or the whole body. What is none is an error, too."""
 
     def __init__(self) -> None:
         self.observed = Observed()
-        self.is_whole = False
+        self._has_end = False
         self._rest = b""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a stream has come to an end of its own: [DONE], an error, or the end of each choice, with which
+        some servers leave it."""
+        found = self.observed
+        return self._has_end or (bool(found.reasons) and found.reasons.keys() >= found.texts.keys())
 
     def add_part(self, part: bytes) -> None:
         """Of a stream, cut anywhere."""
@@ -62,7 +66,7 @@ class Reading:
         if not line.startswith(b"data:"):
             return
         if (data := line[5:].strip()) == b"[DONE]":
-            self.is_whole = True
+            self._has_end = True
         else:
             self._take(data, time.monotonic())
 
@@ -73,7 +77,7 @@ class Reading:
         try:
             found = json.loads(data)
             if error := found.get("error"):
-                self.is_whole = True
+                self._has_end = True
                 self.observed.error = str(error.get("code") or error.get("type") or "error")
             for choice in found.get("choices", ()):
                 self._choice(choice, came_s)

@@ -1,6 +1,6 @@
 """A chunk that says nothing but text is the same bytes each time, around the text: they are made once an answer.
 
-Streams are nearly all such chunks, and to spell one anew takes a third of what the gateway does for it.
+Streams are nearly all such chunks, and to spell each anew was a tenth of what they cost.
 """
 
 import secrets

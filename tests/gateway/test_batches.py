@@ -16,7 +16,7 @@ from schemas.events import Error
 from schemas.subjects import FILES_STREAM, Lane, file_subject, tenant_and_lane
 from services.batch import shelf
 from services.bus import records
-from tests.gateway.conftest import MakePipeline, Pipeline
+from tests.gateway.conftest import MakePipeline, Pipeline, _numbers
 from tests.gateway.scripted_worker import Work, saying
 
 ENDED = ("completed", "failed", "expired", "cancelled")
@@ -149,6 +149,17 @@ async def test_two_batches_with_the_same_ids(pipeline: Pipeline, client: openai.
         answers = await read(client, done.output_file_id)
         used = [answers[str(number)]["response"]["body"]["usage"]["prompt_tokens"] for number in range(10)]
         assert [count - used[0] for count in used] == list(range(10)) and len(sent) == len(answers)
+
+
+async def test_lines_under_an_alias_run_here(make_pipeline: MakePipeline) -> None:
+    """The only gateway: another one may take the batch, and knows no alias."""
+    mine = f"tiny-{next(_numbers) + 1}"
+    upstream = {"url": "http://127.0.0.1:1", "aliases": f"fast={mine}@1,upstream/x@99"}
+    aliased = await make_pipeline(upstream=upstream)
+    async with openai.AsyncOpenAI(base_url=aliased.url + "/v1", api_key="none", max_retries=0) as client:
+        batch = await ended(client, await submitted(client, lines(line(aliased, "a", body={"model": "fast"}))))
+        found = await read(client, batch.output_file_id)
+    assert found["a"]["response"]["body"]["model"] == aliased.model
 
 
 async def test_cancel(pipeline: Pipeline, client: openai.AsyncOpenAI) -> None:

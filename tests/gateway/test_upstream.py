@@ -318,6 +318,8 @@ async def test_one_that_stops_in_a_stream(make_pipeline: MakePipeline, breaks: b
         ('data: {"choices": []}\n\ndata: {"choi', False),
         ('data: {"choices": []}\n\ndata: [DONE]', True),  # without the end of its line
         ('data: {"error": {"message": "no", "code": "theirs"}}\n\n', True),
+        ('data: {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}]}\n\n', True),
+        ('data: {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": null}]}\n\n', False),
     ],
 )
 async def test_a_stream_that_ends_without_saying_so(make_pipeline: MakePipeline, said: str, is_whole: bool) -> None:
