@@ -1,6 +1,8 @@
 """A JSON object from a stranger: limits first, and nothing that two readers could understand differently."""
 
+import codecs
 import json
+import sys
 from collections import Counter
 from typing import Any
 
@@ -9,15 +11,22 @@ from schemas.wire import MAX_DEPTH
 
 
 def read_object(data: bytes) -> dict[str, Any]:
-    """The body as a JSON object. msgspec takes the last of two equal keys; here that is refused, at any depth."""
+    """The body as a JSON object. Raises `InvalidRequest`.
+
+    msgspec takes the last of two equal keys; here that is refused, at any depth.
+    """
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the body is not UTF-8 (byte {error.start})") from error
     except RecursionError as error:
         raise InvalidRequest(f"the body is nested deeper than {MAX_DEPTH} levels") from error
-    except ValueError as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+    except json.JSONDecodeError as error:
+        what = "it begins with a byte order mark" if data.startswith(codecs.BOM_UTF8) else str(error)
+        raise InvalidRequest(f"the body is not valid JSON: {what}") from error
+    except ValueError as error:  # Python does not read the longest integers, which would take it quadratic time
+        limit = sys.get_int_max_str_digits()
+        raise InvalidRequest(f"the body has an integer of more than {limit} digits") from error
     if not isinstance(value, dict):
         raise InvalidRequest("the body must be a JSON object")
     _check_depth(value)

@@ -155,13 +155,13 @@ class CompletionAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """`context_length` (tokens) and `builds` (those with live workers) are ours."""
+    """`context_length` (tokens; that of an upstream is not known) and `builds` (those with live workers) are ours."""
 
     id: str
     object: str = "model"
     created: int
     owned_by: str = "kvrelay"
-    context_length: int
+    context_length: int | UnsetType = UNSET
     builds: list[str]
 
 

@@ -48,6 +48,13 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "priority": (0,),
 }
 # Fields of other routes than this one, likewise.
-ELSEWHERE: dict[str, tuple[Any, ...]] = {"tools": ([],), "tool_choice": ("none",), "parallel_tool_calls": (True, False)}
+ELSEWHERE: dict[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "parallel_tool_calls": (True, False),
+    "top_logprobs": (),
+    "best_of": (1,),
+    "echo": (False,),
+}
 # Hints about the caller or the cache: they cannot change an answer.
 WITHOUT_EFFECT = frozenset({"safety_identifier", "prompt_cache_key", "prompt_cache_retention"})

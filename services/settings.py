@@ -138,6 +138,8 @@ class Bus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     url: Annotated[str, key("NATS servers, comma-separated, `tls://` for TLS; empty: `up` runs an embedded one")] = ""
     user: Annotated[str, key("user at NATS, if the URL names none")] = ""
     password_file: Annotated[str, key("file with the password of `bus.user`, read at each connect")] = ""
+    creds_file: Annotated[str, key("`.creds` file of a NATS user (JWT and seed), read at each connect")] = ""
+    nkey_file: Annotated[str, key("file with the seed of a NATS user's nkey (`SU...`), read at each connect")] = ""
     tls_ca_file: Annotated[str, key("CA that NATS servers are checked against, PEM; empty: the system's")] = ""
     tls_cert_file: Annotated[str, key("certificate that this process shows to NATS, PEM")] = ""
     tls_key_file: Annotated[str, key("its private key, PEM")] = ""

@@ -15,6 +15,15 @@ class ReconnectingClient(Client):
         self._listeners: dict[bytes, OnRaw] = {}
         self._ps = SkimmingParser(self, self._listeners)
 
+    @property
+    def shown_key(self) -> str | None:
+        """The public key of a user that shows no JWT. nats-py asks for it after the signature."""
+        return self._public_nkey
+
+    @shown_key.setter
+    def shown_key(self, key: str) -> None:
+        self._public_nkey = key
+
     async def listen(self, subject: str, on_raw: OnRaw) -> Subscription:
         """A subscription without a queue and a task of its own: `on_raw` is called by who reads the socket."""
         number = b"%d" % (self._sid + 1)  # what `subscribe` takes before it waits for anything

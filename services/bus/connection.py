@@ -91,7 +91,7 @@ class Bus:
             reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]  # seconds, fractions work
             ping_interval=PING_INTERVAL_S,
             pending_size=NO_BUFFERING,
-            **options(self.settings),
+            **options(self.settings, self._client),
         )
         await self._client.subscribe(self._inbox.subject, cb=self._inbox.deliver, pending_bytes_limit=0)
         self._connected.set()

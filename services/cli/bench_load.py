@@ -112,7 +112,7 @@ def memory(settings: Settings, sequences: int, tokens: int) -> None:
 @click.option(
     "--step-ms", type=click.FloatRange(1.0), default=100.0, show_default=True, help="Between two of a stream."
 )
-@click.option("--rounds", type=click.IntRange(1), default=2, show_default=True, help="Rounds of each kind.")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Rounds of each kind.")
 def gateway(settings: Settings, streams: int, tokens: int, step_ms: float, rounds: int) -> None:
     """The gateway's CPU time for each streamed event, NATS included, beside a plain Starlette server that makes its
     tokens itself; and what one stalled reader in ten costs the others.

@@ -40,8 +40,11 @@ class Client:
         tenant: str = DEFAULT_TENANT,
         **access: str,
     ) -> "Client":
-        """`model`: its slug, as `kvrelay workers` shows it. `access`: `user` and `password_file`, `tls_ca_file`,
-        `tls_cert_file` and `tls_key_file`, as in [bus]. Raises `SetupError` if no NATS lets us in."""
+        """`model`: its slug, as `kvrelay workers` shows it. `access`: `user` and `password_file`, `creds_file` or
+        `nkey_file`, `tls_ca_file`, `tls_cert_file` and `tls_key_file`, as in [bus].
+
+        Raises `SetupError` if no NATS lets us in.
+        """
         check_slug(model, "model")
         check_slug(tenant, "tenant")
         settings = BusSettings(**access)  # type: ignore[arg-type]  # of the names above

@@ -220,13 +220,18 @@ class ClientConnection(RequestHandler):
         """What aiohttp answers by itself, malformed HTTP first of all, in the shape that clients know."""
         if self.is_gone or request.writer.output_size > 0:
             raise ConnectionError("no answer can be sent any more")
-        error: KvrelayError = InvalidRequest(f"not a valid HTTP request: {message}")
+        error: KvrelayError = InvalidRequest(f"not a valid HTTP request: {_without_quote(message or '')}")
         if status >= 500:
             _log.error("request failed", exc_info=exc)
             error = Internal("the gateway failed; its log says more")
         response = refusal(error)
         response.force_close()
         return response
+
+
+def _without_quote(message: str) -> str:
+    """aiohttp shows what it could not read as Python spells it, with a pointer below; its client knows what it sent."""
+    return message.split("\n", 1)[0].partition(" when reading: ")[0].rstrip(":")
 
 
 class GatewayServer(web.Server):

@@ -12,6 +12,7 @@ from services.gateway.catalog import Catalog
 from services.gateway.readiness import Readiness
 from services.gateway.wishes import Wishes
 from services.settings import Upstream
+from services.text.model import TextModel
 
 SERVE_HEADER = "X-Kvrelay-Serve"  # asks for a side
 SERVED_BY_HEADER = "X-Kvrelay-Served-By"  # says which it was, where there are two
@@ -38,9 +39,9 @@ class Courses:
         self._settings = settings
         self._catalog = catalog
         self._readiness = readiness
-        self._aliases = parse_aliases(settings.aliases)
-        self.are_several = bool(settings.url or self._aliases)  # otherwise all is answered here, under its own name
-        for name, alias in self._aliases.items():
+        self.aliases = parse_aliases(settings.aliases)
+        self.are_several = bool(settings.url or self.aliases)  # otherwise all is answered here, under its own name
+        for name, alias in self.aliases.items():
             for target in alias.targets:
                 if target.is_upstream and not settings.url:
                     raise SetupError(f"upstream.aliases: {name} needs upstream.url", param="upstream.url")
@@ -62,6 +63,10 @@ class Courses:
         other = self._name(model, not course.is_upstream)
         return course._replace(is_mirrored=other is not None, other_model=other or "")
 
+    def find_here(self, model: str) -> TextModel:
+        """For what never goes upstream. Raises `ModelNotFound`."""
+        return self._catalog.find(self._name(model, is_upstream=False) or model)
+
     def _course(self, model: str, side: str, wishes: Wishes) -> Course:
         if side:
             name = self._name(model, side == UPSTREAM)
@@ -69,8 +74,9 @@ class Courses:
                 raise ModelNotFound(f"the model {model[:80]!r} is not served {side}", param="model")
             return Course(side == UPSTREAM, name, "header" if side == UPSTREAM else "")
         draw = _draw(wishes)
-        if alias := self._aliases.get(model):
-            target = alias.pick(draw)
+        if alias := self.aliases.get(model):
+            here = alias.on(is_upstream=False) if wishes.detached else None  # the upstream would refuse it
+            target = here or alias.pick(draw)
             course = Course(target.is_upstream, target.model, "alias" if target.is_upstream else "")
         elif not wishes.detached and self._catalog.has(model) and draw < self._settings.share:
             course = Course(True, self._upstream_name(model), "share")
@@ -96,7 +102,7 @@ class Courses:
 
     def _name(self, model: str, is_upstream: bool) -> str | None:
         """What that side calls the model, None if it does not serve it."""
-        if alias := self._aliases.get(model):
+        if alias := self.aliases.get(model):
             target = alias.on(is_upstream)
             return target.model if target is not None else None
         if is_upstream:

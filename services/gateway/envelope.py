@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from schemas.errors import InvalidRequest, KvrelayError
+from schemas.errors import InvalidRequest, KvrelayError, TooLarge
 from services.gateway.inbox import ClientGone
 from services.gateway.refusal import refusal
 from services.openai.request_names import new_request_key
@@ -67,6 +67,8 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
         response = refusal(wrong, status=405, code="method_not_allowed")
         response.headers["Allow"] = allowed
         return response
+    except web.HTTPRequestEntityTooLarge as error:  # a field of a form; where there is one, our own limit is lower
+        return refusal(TooLarge(error.text or "a part of the body is too large"))
     except web.HTTPException as error:
         if error.status != 404:
             raise

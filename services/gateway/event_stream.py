@@ -33,6 +33,7 @@ class EventStream:
         self._preamble = b"retry: %d\n" % retry_ms if retry_ms else b""
         self._request = request
         self._connection = connection
+        self._has_begun = False
         self._is_chunked = request.version >= HttpVersion11
         self._loop = asyncio.get_running_loop()
         self.last_write_s = self._loop.time()  # or when the request was accepted
@@ -78,7 +79,7 @@ class EventStream:
     @property
     def has_room(self) -> bool:
         """Whether `send_now` may be used: the stream has begun, and its reader keeps up with it."""
-        return self._response.prepared and self._connection.has_room
+        return self._has_begun and self._connection.has_room
 
     def send_now(self, chunks: Sequence[Chunk]) -> None:
         """As `send`, without waiting."""
@@ -104,6 +105,7 @@ class EventStream:
             self._connection.probe = self._probe
             data = self._preamble + data
             await self._response.write(data)
+            self._has_begun = True
         else:
             await self._connection.send(self._in_chunk(data))
         self.last_write_s = self._loop.time()

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
-from schemas.errors import KvrelayError, SetupError
+from schemas.errors import KvrelayError, SetupError, UpstreamUnavailable
 from schemas.openai import error_body
 from services import telemetry
 from services.gateway.connection import ClientConnection
@@ -74,6 +74,7 @@ class Forwarding:
                 if answer.is_stream:
                     async for part in answer.parts():
                         reading.add_part(part)
+                    _check_end(reading)
                 else:
                     reading.add_whole(await answer.whole())
         except KvrelayError as error:
@@ -97,7 +98,8 @@ class Forwarding:
             return web.Response(body=whole, content_type="application/json", headers={SERVED_BY_HEADER: UPSTREAM})
 
     async def _streamed(self, request: web.Request, answer: UpstreamAnswer, reading: Reading) -> web.StreamResponse:
-        """Comments keep it alive between two lines; what breaks it off is told in an event, and there is no [DONE]."""
+        """Comments keep it alive between two lines. What breaks it off is told in an event, without a [DONE]: also
+        where it was closed in good order, as one is whose server stopped behind a proxy."""
         connection = request.protocol
         assert isinstance(connection, ClientConnection)
         stream = EventStream(request, connection)
@@ -113,6 +115,7 @@ class Forwarding:
                     continue
                 part = coming.result()
                 if not part:
+                    _check_end(reading)
                     break
                 ending = part[-1:]
                 reading.add_part(part)
@@ -128,6 +131,13 @@ class Forwarding:
             await asyncio.gather(coming, return_exceptions=True)
         await stream.finish([])
         return stream.response
+
+
+def _check_end(reading: Reading) -> None:
+    """Of a stream that is over. Raises `UpstreamUnavailable` if it has not said so itself."""
+    reading.end_stream()
+    if not reading.is_whole:
+        raise UpstreamUnavailable("the upstream broke off in the middle of its answer")
 
 
 async def _unless_left(inbox: Inbox, work: Coroutine[Any, Any, T]) -> T:

@@ -25,6 +25,7 @@ from services.gateway.exposure import tls_context
 from services.gateway.files import Files
 from services.gateway.generation import Generation
 from services.gateway.keys import Keys, identified
+from services.gateway.listing import Listing
 from services.gateway.readiness import Readiness
 from services.gateway.reaper import Reaper
 from services.gateway.requests import Requests
@@ -64,7 +65,7 @@ class Gateway:
         throttle = Throttle(self._beats, set(self._catalog.models))
         self._keys = Keys(api.keys_file) if api.keys_file else None
         self._setting = Setting(
-            bus, "*" if self._keys else settings.bus.tenant, self._catalog.find, names, throttle, api.strict
+            bus, "*" if self._keys else settings.bus.tenant, self._sides.find_here, names, throttle, api.strict
         )
         self._publisher = BeatPublisher(bus, self._beat)
         self._service = MicroService(bus, lambda: (self._beat(), self._watch_answers.tally))
@@ -86,7 +87,8 @@ class Gateway:
         keeper = BatchKeeper(self._setting, self._beats, self._process)
         self._tasks.append(asyncio.create_task(keeper.run(), name="batches"))
         self._tasks.append(asyncio.create_task(self.stats.meters.run(), name="meters"))
-        routes = Routes(self._process, self._catalog, self._beats, self.readiness, self._generation)
+        listing = Listing(self._catalog, self._sides.aliases, self._beats)
+        routes = Routes(self._process, self._catalog, listing, self.readiness, self._generation)
         files, batches = Files(self._bus, api), Batches(self._bus)
         identify = identified(self._keys, self._settings.bus.tenant)
         self._runner = GatewayRunner(

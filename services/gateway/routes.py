@@ -4,17 +4,17 @@ import time
 from typing import Any
 
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.typedefs import Middleware
 
 from schemas.openai_answers import ModelList
 from schemas.wire import encode
-from services.bus.beats import BeatTable
 from services.gateway.batches import Batches
 from services.gateway.catalog import Catalog
 from services.gateway.envelope import envelope
 from services.gateway.files import Files
 from services.gateway.generation import Generation
+from services.gateway.listing import Listing
 from services.gateway.openapi import document
 from services.gateway.readiness import Health, Readiness
 from services.gateway.requests import Requests
@@ -24,11 +24,11 @@ from services.gateway.stats import StatsRoute
 
 class Routes:
     def __init__(
-        self, process: str, catalog: Catalog, beats: BeatTable, readiness: Readiness, generation: Generation
+        self, process: str, catalog: Catalog, listing: Listing, readiness: Readiness, generation: Generation
     ) -> None:
         self._process = process
         self._catalog = catalog
-        self._beats = beats
+        self._listing = listing
         self._readiness = readiness
         self._generation = generation
         self._started_s = time.monotonic()
@@ -39,7 +39,7 @@ class Routes:
     ) -> web.Application:
         app = web.Application(middlewares=[envelope, identify])
         app.add_routes(
-            [
+            _patient(
                 web.post("/v1/chat/completions", self._generation.chat),
                 web.post("/v1/completions", self._generation.completions),
                 web.post("/generate", self._generation.generate),
@@ -64,15 +64,15 @@ class Routes:
                 web.get("/", StartPage().show),
                 web.get("/health", self.health),
                 web.get("/ready", self.ready),
-            ]
+            )
         )
         return app
 
     async def models(self, request: web.Request) -> web.Response:
-        return _json(ModelList(self._catalog.listed(self._beats)))
+        return _json(ModelList(self._listing.all()))
 
     async def model(self, request: web.Request) -> web.Response:
-        return _json(self._catalog.one(request.match_info["model"], self._beats))
+        return _json(self._listing.one(request.match_info["model"]))
 
     async def health(self, request: web.Request) -> web.Response:
         """200 while the process lives, whatever the rest of the pipeline does."""
@@ -97,6 +97,19 @@ class Routes:
     async def ready(self, request: web.Request) -> web.Response:
         report = self._readiness.report()
         return _json(report, 200 if report.is_ready else 503)
+
+
+def _patient(*routes: web.RouteDef) -> list[web.RouteDef]:
+    """aiohttp refuses what it does not know to be expected, in plain text. RFC 9110 (10.1.1) allows to let it be."""
+    for route in routes:
+        route.kwargs["expect_handler"] = _go_on
+    return list(routes)
+
+
+async def _go_on(request: web.Request) -> None:
+    if request.version >= HttpVersion11 and request.headers["Expect"].lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # of the answer nothing has been sent
 
 
 def _json(body: Any, status: int = 200) -> web.Response:

@@ -1,13 +1,14 @@
 """Two sides that can answer: this pipeline, and the upstream. Which of them does, and what the other one is asked."""
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from schemas.json_object import read_object
+from services.gateway.aliases import Alias
 from services.gateway.catalog import Catalog
 from services.gateway.course import HERE, UPSTREAM, Course, Courses
 from services.gateway.envelope import REQUEST_ID, REQUEST_KEY
@@ -19,6 +20,7 @@ from services.gateway.upstream import headers_of
 from services.gateway.wishes import Wishes
 from services.openai.observed import Observed
 from services.settings import Settings
+from services.text.model import TextModel
 
 Observe = Callable[[dict[str, Any], str], Awaitable[Observed]]
 """A request's body and its model's name here -> our own answer to it."""
@@ -35,6 +37,14 @@ class Sides:
     @property
     def are_two(self) -> bool:
         return self._courses.are_several
+
+    @property
+    def aliases(self) -> Mapping[str, Alias]:
+        return self._courses.aliases
+
+    def find_here(self, model: str) -> TextModel:
+        """For what never goes upstream. Raises `ModelNotFound`."""
+        return self._courses.find_here(model)
 
     def start(self) -> None:
         self._forwarding.start()

@@ -19,6 +19,7 @@ from schemas.openai import error_body
 from schemas.openai_answers import FinishReason, Usage
 from services.openai import position
 from services.openai.observed import Observed
+from services.openai.plain_chunk import PlainChunk
 from services.openai.position import DONE_SAID, ERROR_SAID, USAGE_SAID, Position
 from services.text.tool_format import Call, CallReader, Read
 
@@ -39,6 +40,7 @@ class Choice:
     stop: str | None = None  # the stop string that matched
     reader: CallReader | None = None  # where tools may be called
     calls: list[Call] = field(default_factory=list)
+    plain: PlainChunk | None = None  # once it has said a text and nothing else
 
     def say(self, text: str) -> None:
         self.parts.append(text)
@@ -62,8 +64,8 @@ class Head:
 Metrics = dict[str, float] | UnsetType
 """Seconds of each part of the work, where they are asked for; of several jobs the longest."""
 
-Placed = tuple[Choice, int, msgspec.Struct]
-"""A chunk of a choice, and the choice's position once it is said."""
+Placed = tuple[Choice, int, msgspec.Struct | bytes]
+"""A chunk of a choice, spelled or not yet, and the choice's position once it is said."""
 
 
 class Shape(Protocol):
@@ -136,7 +138,10 @@ class Answer:
 
     def expects_tokens(self, arrived: Sequence[Event]) -> bool:
         """Whether these are tokens of choices that were asked for, and nothing else: what `add` cannot fail at."""
-        return all(type(e) is Token and e.logprobs is None and 0 <= e.choice < self._n for e in arrived)
+        for event in arrived:
+            if type(event) is not Token or event.logprobs is not None or not 0 <= event.choice < self._n:
+                return False
+        return True
 
     @property
     def num_tokens(self) -> int:
@@ -154,7 +159,7 @@ class Answer:
     def add(self, arrived: Iterable[tuple[int, Event]]) -> list[Chunk]:
         """The chunks that these events, each with the number of its job, are worth."""
         return [
-            Chunk(self._reached(choice, position), _encoder.encode(chunk))
+            Chunk(self._reached(choice, position), chunk if type(chunk) is bytes else _encoder.encode(chunk))
             for prompt, event in arrived
             for choice, position, chunk in self._chunks(prompt, event)
             if position > self._position.choices[choice.index]
@@ -225,6 +230,7 @@ class Answer:
         if event.asked is None:
             return
         self.head.created = event.asked.created  # of a retry: the first try's
+        self._forget_plain()
         if event.asked.echo:
             for choice in self._of_prompt(prompt):
                 choice.say(event.asked.echo)
@@ -232,6 +238,7 @@ class Answer:
     def _start(self, prompt: int, event: Start) -> list[Placed]:
         """All choices of a prompt open with its job, in one write; the first job says the build."""
         self.head.build = self.head.build or event.build
+        self._forget_plain()
         openings = [(choice, self._shape.opening(choice)) for choice in self._of_prompt(prompt)]
         return [(choice, position.OPENED, chunk) for choice, chunk in openings if chunk is not None]
 
@@ -239,7 +246,9 @@ class Answer:
         if self._first_token_s is None:
             self._first_token_s = time.monotonic()
         at = position.of_token(event.index)
-        if not self._logprobs or event.logprobs is None:
+        if not self._logprobs and choice.reader is None:
+            return self._say_plainly(choice, at, event.text) if event.text else []
+        if event.logprobs is None:
             return self._say(choice, at, event.text)
         choice.tokens.append(event)
         text, calls = _read(choice, event.text)
@@ -260,6 +269,16 @@ class Answer:
         """Nothing for held-back text: a delta of "" would only cost the client a wake-up."""
         text, calls = _read(choice, text)
         return [(choice, at, self._piece(choice, text, None, calls))] if text or calls else []
+
+    def _say_plainly(self, choice: Choice, at: int, text: str) -> list[Placed]:
+        choice.plain = choice.plain or PlainChunk(lambda said: self._shape.piece(choice, said, None, ()))
+        choice.say(text)
+        return [(choice, at, choice.plain.of(text))]
+
+    def _forget_plain(self) -> None:
+        """What every chunk repeats has changed."""
+        for choice in self._choices:
+            choice.plain = None
 
     def _piece(self, choice: Choice, text: str, token: Token | None, calls: Sequence[Call]) -> msgspec.Struct:
         chunk = self._shape.piece(choice, text, token, calls)

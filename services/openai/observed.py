@@ -41,14 +41,34 @@ class Reading:
 
     def __init__(self) -> None:
         self.observed = Observed()
+        self._has_end = False
         self._rest = b""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a stream has come to an end of its own: [DONE], an error, or the end of each choice, with which
+        some servers leave it."""
+        found = self.observed
+        return self._has_end or (bool(found.reasons) and found.reasons.keys() >= found.texts.keys())
 
     def add_part(self, part: bytes) -> None:
         """Of a stream, cut anywhere."""
         *lines, self._rest = (self._rest + part).split(b"\n")
         for line in lines:
-            if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
-                self._take(data, time.monotonic())
+            self._line(line)
+
+    def end_stream(self) -> None:
+        """No part will follow: the last line may lack its end."""
+        self._line(self._rest)
+        self._rest = b""
+
+    def _line(self, line: bytes) -> None:
+        if not line.startswith(b"data:"):
+            return
+        if (data := line[5:].strip()) == b"[DONE]":
+            self._has_end = True
+        else:
+            self._take(data, time.monotonic())
 
     def add_whole(self, body: bytes) -> None:
         self._take(body, None)
@@ -57,6 +77,7 @@ class Reading:
         try:
             found = json.loads(data)
             if error := found.get("error"):
+                self._has_end = True
                 self.observed.error = str(error.get("code") or error.get("type") or "error")
             for choice in found.get("choices", ()):
                 self._choice(choice, came_s)

@@ -18,6 +18,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "llguidance": ("services.text.grammar",),
     "lz4": ("kvstore.codec",),
     "nats": ("services.bus",),
+    "nkeys": ("services.bus.credentials",),
     "opentelemetry": ("services.telemetry",),
     "prometheus_client": ("services.telemetry",),
     "redis": ("kvstore.redis",),

@@ -3,10 +3,14 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from schemas.events import Done, Event, Finish, Logprobs, Start, Token, Usage
-from services.openai.answer import Answer, Head
+from schemas.asked import Asked
+from schemas.events import Accepted, Done, Event, Finish, Logprobs, Start, Token, Usage
+from services.openai.answer import Answer, Choice, Head
 from services.openai.chat_shape import ChatShape
 from services.openai.completion_shape import CompletionShape
 from services.openai.token_names import TokenNames
@@ -159,3 +163,20 @@ def test_several_prompts_number_their_choices_like_openai() -> None:
 def test_a_resumed_start_opens_no_second_role() -> None:
     made = answer(ChatShape)
     assert len(chunks(made, [start(), start()])) == 1
+
+
+@pytest.mark.parametrize("shape", [ChatShape, CompletionShape])
+@given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1), usage=st.booleans())
+def test_chunks_of_nothing_but_text_are_spelled_as_any_other(shape: Shapes, texts: list[str], usage: bool) -> None:
+    """Also those that come before it is known who made them, and when the answer began."""
+    made = answer(shape, n=2, usage=usage)
+    spelling = shape(made.head, NAMES, usage)
+    changes: list[Event] = [
+        Accepted(job="j", model="m", asked=Asked(key="k", route="chat", created=99, n=2)),
+        start(),
+    ]
+    for index, text in enumerate(texts):
+        if index and changes:
+            made.add([(0, changes.pop(0))])
+        (chunk,) = made.add([(0, token(index, text, choice=1))])
+        assert chunk.data == msgspec.json.encode(spelling.piece(Choice(1), text, None, ()))

@@ -1,11 +1,13 @@
 """Files and batches as OpenAI's client sees them, over a scripted worker."""
 
 import asyncio
+import io
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 
@@ -14,7 +16,7 @@ from schemas.events import Error
 from schemas.subjects import FILES_STREAM, Lane, file_subject, tenant_and_lane
 from services.batch import shelf
 from services.bus import records
-from tests.gateway.conftest import MakePipeline, Pipeline
+from tests.gateway.conftest import MakePipeline, Pipeline, _numbers
 from tests.gateway.scripted_worker import Work, saying
 
 ENDED = ("completed", "failed", "expired", "cancelled")
@@ -149,6 +151,17 @@ async def test_two_batches_with_the_same_ids(pipeline: Pipeline, client: openai.
         assert [count - used[0] for count in used] == list(range(10)) and len(sent) == len(answers)
 
 
+async def test_lines_under_an_alias_run_here(make_pipeline: MakePipeline) -> None:
+    """The only gateway: another one may take the batch, and knows no alias."""
+    mine = f"tiny-{next(_numbers) + 1}"
+    upstream = {"url": "http://127.0.0.1:1", "aliases": f"fast={mine}@1,upstream/x@99"}
+    aliased = await make_pipeline(upstream=upstream)
+    async with openai.AsyncOpenAI(base_url=aliased.url + "/v1", api_key="none", max_retries=0) as client:
+        batch = await ended(client, await submitted(client, lines(line(aliased, "a", body={"model": "fast"}))))
+        found = await read(client, batch.output_file_id)
+    assert found["a"]["response"]["body"]["model"] == aliased.model
+
+
 async def test_cancel(pipeline: Pipeline, client: openai.AsyncOpenAI) -> None:
     async def script(work: Work) -> None:
         await work.say(work.start())
@@ -242,6 +255,10 @@ async def test_uploads_that_are_refused(pipeline: Pipeline, client: openai.Async
         "Content-Type": "multipart/form-data; boundary=b"
     }) as response:  # fmt: skip
         assert response.status == 400, await response.text()
+    form = aiohttp.FormData()
+    form.add_field("purpose", io.BytesIO(b"b" * 2_000_000))
+    async with pipeline.session.post(pipeline.url + "/v1/files", data=form) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (413, "too_large")
     for name in ("file-none", "a%20b%3E*", "file-0-output"):
         async with pipeline.session.get(f"{pipeline.url}/v1/files/{name}/content") as response:
             assert response.status == 404

@@ -192,11 +192,21 @@ async def test_a_badly_framed_body_is_refused_in_shape(server: Server) -> None:
     assert b'{"error":{"message":' in found
 
 
-async def test_malformed_http_is_refused_in_shape(server: Server) -> None:
-    client = await connected(server, b"NONSENSE\r\n\r\n")
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (b"NONSENSE\r\n\r\n", b"not a valid HTTP request: "),
+        (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n", b'not a valid HTTP request: Got more than 8190 bytes"'),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", b'Invalid character in Content-Length"'),
+    ],
+)
+async def test_malformed_http_is_refused_in_shape(server: Server, sent: bytes, words: bytes) -> None:
+    """What was sent is not quoted as Python would spell it."""
+    client = await connected(server, sent)
     found = await read_to_end(client)
     assert found.startswith(b"HTTP/1.0 400") or found.startswith(b"HTTP/1.1 400")
     assert b'{"error":{"message":' in found
+    assert words in found and b"b'" not in found and b"bytearray" not in found
 
 
 @pytest.mark.parametrize("path", ["/whole", "/stream"])

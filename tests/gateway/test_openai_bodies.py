@@ -111,6 +111,32 @@ def test_unsupported_fields_of_completions(fields: dict[str, object]) -> None:
         parse_completion(completion("x", **fields))
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (chat(echo=True), "echo"),
+        (chat(best_of=2), "best_of"),
+        (completion("x", top_logprobs=1), "top_logprobs"),
+        (completion("x", tools=[{}]), "tools"),
+    ],
+)
+def test_fields_of_the_other_route_are_refused_by_name(body: bytes, param: str) -> None:
+    parse = parse_chat if b"messages" in body else parse_completion
+    with pytest.raises(InvalidRequest, match="not supported") as caught:
+        parse(body)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [(b'{"n":' + b"9" * 5000 + b"}", "an integer of more than 4300 digits"), (b"\xef\xbb\xbf{}", "a byte order mark")],
+)
+def test_what_json_cannot_be_is_said_without_words_about_python(body: bytes, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        parse_chat(body)
+    assert "sys." not in caught.value.message and "decode" not in caught.value.message
+
+
 def test_values_that_ask_for_nothing_are_harmless() -> None:
     parsed = parse_chat(
         chat(

@@ -1,5 +1,6 @@
 """Requests that are refused: the status, the shape, and nothing on the bus."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -156,6 +157,20 @@ async def test_routes(pipeline: Pipeline) -> None:
         assert (response.status, error["type"]) == (404, "invalid_request_error")
     async with pipeline.session.get(pipeline.url + "/v1/models/none") as response:
         assert (await refused(response))["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("expected", ["100-continue", "100-Continue", "200-ok"])
+async def test_what_a_client_expects_is_done_or_let_be(pipeline: Pipeline, expected: str) -> None:
+    """Curl expects to be told to go on before it sends a long body."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(pipeline.url.rpartition(":")[2]))
+    body = json.dumps(pipeline.chat()).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nExpect: {expected}\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode())
+    if expected.lower() == "100-continue":
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(body)
+    assert (await reader.read()).startswith(b"HTTP/1.1 200 OK\r\n")
+    writer.close()
 
 
 async def test_unknown_fields(make_pipeline: MakePipeline) -> None:

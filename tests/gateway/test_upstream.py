@@ -134,6 +134,34 @@ async def test_an_alias_leads_both_ways_and_a_retry_to_where_its_first_try_went(
         await ask("there", **{SERVE_HEADER: "here"})
 
 
+async def test_aliases_are_listed_and_what_is_left_to_run_under_one_runs_here(
+    make_pipeline: MakePipeline, other: Pipeline
+) -> None:
+    number = int(other.model.removeprefix("tiny-")) + 1
+    mine = f"tiny-{number}"
+    aliases = f"mixed={mine}@1,upstream/x@99 there=upstream/x"
+    ours = await make_pipeline(upstream={"url": other.url, "aliases": aliases})
+    unserved = await make_pipeline(
+        take=None, upstream={"url": other.url, "aliases": f"idle=tiny-{number + 1} there=upstream/x"}
+    )
+    async with openai.AsyncOpenAI(base_url=ours.url + "/v1", api_key="none", max_retries=0) as client:
+        listed = {model.id: model.to_dict() async for model in client.models.list()}
+        one = await client.models.retrieve("mixed")
+    assert list(listed) == [mine, "mixed", "there"]
+    assert one.to_dict() == listed["mixed"]
+    assert {**listed["mixed"], "id": mine} == listed[mine]
+    assert listed["there"]["builds"] == [] and "context_length" not in listed["there"]
+    async with unserved.session.get(unserved.url + "/v1/models") as response:
+        assert [model["id"] for model in (await response.json())["data"]] == ["there"]
+    body = {**ours.chat(), "model": "mixed"}
+    for _ in range(8):
+        async with ours.session.post(
+            ours.url + "/v1/chat/completions", json=body, headers={"Prefer": "respond-async"}
+        ) as response:
+            assert response.status == 202
+    assert ours.worker.taken.qsize() <= 8 and other.worker.taken.empty()
+
+
 def test_aliases_are_drawn_by_weight() -> None:
     alias = parse_aliases("a=x@3,upstream/org/y:7b@1 b=z")["a"]
     drawn = Counter(alias.pick(n / 1000) for n in range(1000))
@@ -281,6 +309,31 @@ async def test_one_that_stops_in_a_stream(make_pipeline: MakePipeline, breaks: b
             text = await response.text()
     assert "[DONE]" not in text
     assert f'"code":"{code}"' in parse(text)[-1].data
+
+
+@pytest.mark.parametrize(
+    ("said", "is_whole"),
+    [
+        ('data: {"choices": []}\n\n', False),
+        ('data: {"choices": []}\n\ndata: {"choi', False),
+        ('data: {"choices": []}\n\ndata: [DONE]', True),  # without the end of its line
+        ('data: {"error": {"message": "no", "code": "theirs"}}\n\n', True),
+        ('data: {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}]}\n\n', True),
+        ('data: {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": null}]}\n\n', False),
+    ],
+)
+async def test_a_stream_that_ends_without_saying_so(make_pipeline: MakePipeline, said: str, is_whole: bool) -> None:
+    """HTTP alone would tell the client nothing. An error of the upstream's own is not told twice."""
+
+    async def close(request: web.Request) -> web.Response:
+        return web.Response(text=said, content_type="text/event-stream")
+
+    async with small_upstream(close) as url:
+        ours = await make_pipeline(take=False, upstream={"url": url, "share": 1.0})
+        async with ours.post(ours.chat(stream=True)) as response:
+            text = await response.text()
+    assert text.startswith(said)
+    assert ('"code":"upstream_unavailable"' in text) == (not is_whole)
 
 
 async def test_it_gets_our_key_and_not_the_clients(make_pipeline: MakePipeline, tmp_path: Path) -> None:

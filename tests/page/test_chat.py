@@ -239,7 +239,7 @@ async def test_with_a_key_the_stream_is_read_without_an_event_source(make_pipeli
     port = int(pipeline.url.rsplit(":", 1)[1])
     async with BrokerProxy(lambda: port).running() as proxy:
         await page.go(proxy.url.replace("nats:", "http:") + "/")
-        await page.evaluate("document.getElementById('key').value = 'secret'")
+        await page.evaluate("useKey('secret')")
         await page.evaluate("EventSource = undefined")
         await ask(page, "hi")
         for _ in range(5):
