@@ -22,7 +22,8 @@ class Batch:
 
     `chunk_tokens` bounds the rows of one sequence in a pass (on a grid of absolute positions), `token_budget`
     those of all together. Beside a sequence that generates, those that catch up take no more rows in all than are
-    computed in `slice_s`, one at least. At most `max_draft` guesses a sequence are computed beside its next token.
+    computed in `slice_s`, one at least. Those that give way wait between two chunks for all others that catch up, and
+    are computed a chunk a pass, so that who comes waits no longer than for one. At most `max_draft` guesses a sequence are computed beside its next token.
     """
 
     def __init__(
@@ -139,6 +140,11 @@ class Batch:
         generating = [sequence for sequence in ready if sequence.num_missing == 1][: self._token_budget]
         catching_up = [sequence for sequence in ready if sequence.num_missing > 1]
         pool, budget = self._engine.pool, self._token_budget - len(generating)
+        pressing = [sequence for sequence in catching_up if not sequence.gives_way]
+        if pressing:
+            catching_up = pressing
+        elif catching_up:
+            budget = min(budget, self._chunk_tokens)
         works = [
             sequence.work(pool, 1, num_draft)
             for sequence, num_draft in zip(generating, self._drafts(generating, budget, catching_up), strict=True)
