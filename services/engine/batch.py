@@ -13,6 +13,10 @@ from services.engine.sequence import Sequence
 from services.engine.speculation import share_out
 
 
+# Of those that give way. Beside a busy neighbour, whose cores it has not, a worker computes a chunk in twice the time.
+PASSES_A_CHUNK = 4
+
+
 def _nothing() -> None:
     return None
 
@@ -22,8 +26,8 @@ class Batch:
 
     `chunk_tokens` bounds the rows of one sequence in a pass (on a grid of absolute positions), `token_budget`
     those of all together. Beside a sequence that generates, those that catch up take no more rows in all than are
-    computed in `slice_s`, one at least. Those that give way wait between two chunks for all others that catch up, and
-    are computed a chunk a pass, so that who comes waits no longer than for one. At most `max_draft` guesses a sequence are computed beside its next token.
+    computed in `slice_s`, one at least. Those that give way wait between two passes for all others that catch up, and
+    have a part of a chunk a pass together, which is what somebody who comes waits for. At most `max_draft` guesses a sequence are computed beside its next token.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class Batch:
         self._token_budget = token_budget
         self._slice_s = slice_s
         self._max_draft = max_draft
+        self._rows_that_give_way = max(engine.pool.block_tokens, chunk_tokens // PASSES_A_CHUNK)
         self._sequences: list[Sequence] = []
         self._in_pass: list[Sequence] = []
         self._pinned: list[int] = []  # pages of sequences that left during the pass
@@ -144,7 +149,7 @@ class Batch:
         if pressing:
             catching_up = pressing
         elif catching_up:
-            budget = min(budget, self._chunk_tokens)
+            budget = min(budget, self._rows_that_give_way)
         works = [
             sequence.work(pool, 1, num_draft)
             for sequence, num_draft in zip(generating, self._drafts(generating, budget, catching_up), strict=True)

@@ -103,16 +103,15 @@ async def test_who_catches_up_beside_others_takes_slices():
         assert rows(await engine.whole()) == [(3, 1), (16, 5)]
 
 
-async def test_who_gives_way_waits_for_others_at_the_border_of_a_chunk():
-    async with running(num_pages=16, chunk=16, budget=64) as (batch, engine):
+async def test_who_gives_way_waits_for_others_after_a_part_of_a_chunk():
+    async with running(num_pages=16, chunk=64, budget=128) as (batch, engine):
         for _ in range(2):
             batch.join(sequence_of(48, gives_way=True))
-        assert rows(await engine.whole()) == [(0, 16)], "a chunk in all, however many there are"
-        batch.join(sequence_of(40))
+        assert rows(await engine.whole()) == [(0, 16)], "in all, however many there are"
+        batch.join(sequence_of(70))
         batch.join(sequence_of(24))
-        assert rows(await engine.whole()) == [(0, 16), (0, 16)]
-        assert rows(await engine.whole()) == [(16, 16), (16, 8)]
-        assert rows(await engine.whole()) == [(32, 8)]
+        assert rows(await engine.whole()) == [(0, 64), (0, 24)]
+        assert rows(await engine.whole()) == [(64, 6)]
         assert rows(await engine.whole()) == [(16, 16)]
 
 
