@@ -8,11 +8,11 @@ import json
 import random
 import statistics
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from schemas.batch import ENDED, BatchRecord
+from schemas.batch import ENDED, Batch, BatchRecord
 from schemas.errors import Internal
 from services.batch.ordering import cancel_batch, new_batch
 from services.batch.results import stored
@@ -153,13 +153,19 @@ class _Site:
         made = new_batch(file.id, PATH, "24h", self._bus.now())
         await self._shelf.put_batch(BatchRecord(batch=made))
         try:
-            while not await self._num_done(made.id):
-                await asyncio.sleep(LOOK_S)
+            await self._reached(made.id, lambda batch: batch.request_counts.completed > 0)
             yield made.id
         finally:
             await cancel_batch(self._shelf, made.id, self._bus.now())
-            while (await self._shelf.batch(made.id))[1].batch.status not in ENDED:
-                await asyncio.sleep(LOOK_S)
+            await self._reached(made.id, lambda batch: batch.status in ENDED)
+
+    async def _reached(self, name: str, what: Callable[[Batch], bool]) -> None:
+        """Until the batch's record says so."""
+        while True:
+            _, record = await self._shelf.batch(name)
+            if what(record.batch):
+                return
+            await asyncio.sleep(LOOK_S)
 
     async def _num_done(self, name: str) -> int:
         return sum([1 async for _ in stored(self._bus, self._tenant, name)])

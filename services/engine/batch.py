@@ -12,7 +12,6 @@ from services.engine.engine import Engine, Outcome, Work
 from services.engine.sequence import Sequence
 from services.engine.speculation import share_out
 
-
 # Of those that give way. Beside a busy neighbour, whose cores it has not, a worker computes a chunk in twice the time.
 PASSES_A_CHUNK = 4
 
@@ -27,7 +26,8 @@ class Batch:
     `chunk_tokens` bounds the rows of one sequence in a pass (on a grid of absolute positions), `token_budget`
     those of all together. Beside a sequence that generates, those that catch up take no more rows in all than are
     computed in `slice_s`, one at least. Those that give way wait between two passes for all others that catch up, and
-    have a part of a chunk a pass together, which is what somebody who comes waits for. At most `max_draft` guesses a sequence are computed beside its next token.
+    have a part of a chunk a pass together, which is what somebody who comes waits for.
+    At most `max_draft` guesses a sequence are computed beside its next token.
     """
 
     def __init__(

@@ -11,8 +11,8 @@ from aiohttp import web
 from schemas.beat import Beat, ProcessState
 from schemas.errors import SetupError
 from services.batch.keeper import BatchKeeper
-from services.batch.sweeping import Sweeper
 from services.batch.run import Setting
+from services.batch.sweeping import Sweeper
 from services.batch.throttle import Throttle
 from services.bus.beats import BeatPublisher, BeatTable
 from services.bus.connection import Bus
