@@ -58,8 +58,13 @@ class Batch:
 
     @property
     def num_missing(self) -> int:
-        """Rows that the next pass would take if there were no budget."""
-        return sum(min(sequence.num_missing, self._chunk_tokens) for sequence in self._sequences)
+        """Rows that the next pass would take if there were no budget, and nobody gave way."""
+        return sum(self._next_rows(sequence) for sequence in self._sequences if not sequence.gives_way)
+
+    @property
+    def num_giving_way(self) -> int:
+        """The same of those that give way."""
+        return sum(self._next_rows(sequence) for sequence in self._sequences if sequence.gives_way)
 
     def join(self, sequence: Sequence) -> None:
         self._sequences.append(sequence)
@@ -134,6 +139,9 @@ class Batch:
                 return
             sequence.advance(1, block_tokens)
             sequence.on_computed([sampled])
+
+    def _next_rows(self, sequence: Sequence) -> int:
+        return min(sequence.num_missing, self._chunk_tokens)
 
     def _remove(self, sequence: Sequence) -> None:
         if sequence in self._sequences:
