@@ -5,11 +5,10 @@ import contextlib
 import logging
 
 from schemas.batch import file_decoder
-from schemas.errors import BusUnavailable
+from schemas.errors import KvrelayError
 from schemas.subjects import FILE_META, FILES_STREAM, file_subject
 from services.bus import records
 from services.bus.connection import Bus
-from services.bus.jetstream import Refused
 
 SWEEP_S = 60.0
 ABANDONED_S = 600.0  # an upload of which nothing came for so long; its gateway waits for api.read_timeout_s
@@ -28,12 +27,12 @@ class Sweeper:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            with contextlib.suppress(BusUnavailable, Refused):
+            with contextlib.suppress(KvrelayError):  # looked at again
                 await self.sweep()
             await asyncio.sleep(SWEEP_S)
 
     async def sweep(self) -> None:
-        """Raises `BusUnavailable`."""
+        """Raises `BusUnavailable`, or `Internal` for what the broker refuses."""
         now = self._bus.now()
         metas = await records.latest(self._bus, FILES_STREAM, file_subject(self._tenant, "*", FILE_META))
         for meta in metas:

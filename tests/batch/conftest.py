@@ -1,4 +1,4 @@
-"""A broker whose files have little room; each test is a tenant of its own."""
+"""A broker with little room for files and results; each test is a tenant of its own."""
 
 import itertools
 from collections.abc import AsyncIterator, Iterator
@@ -11,8 +11,8 @@ from services.bus.server import NatsServer
 from services.bus.streams import ensure_streams
 from services.settings import Bus as BusSettings
 
-FILES_BYTES = 3_000_000
-SETTINGS = BusSettings(files_max_bytes=FILES_BYTES, sync_interval="2s")
+FILES_BYTES, RESULTS_BYTES = 3_000_000, 1_000_000
+SETTINGS = BusSettings(files_max_bytes=FILES_BYTES, results_max_bytes=RESULTS_BYTES, sync_interval="2s")
 
 _numbers = itertools.count()
 
