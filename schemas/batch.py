@@ -8,6 +8,7 @@ from schemas.asked import RouteName
 
 MAX_LINES = 50_000
 MAX_FILE_BYTES = 200 * 1024 * 1024
+MIN_LIFE_S, MAX_LIFE_S = 3600, 30 * 86_400  # of a file; OpenAI's bounds
 ENDPOINTS: dict[str, RouteName] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 
 BatchStatus = Literal[
@@ -27,6 +28,9 @@ class FileObject(msgspec.Struct, frozen=True, kw_only=True):
     filename: str
     purpose: str
     status: str = "processed"
+
+    def has_expired(self, now: float) -> bool:
+        return self.expires_at is not None and self.expires_at <= now
 
 
 class RequestCounts(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ import msgspec
 from schemas.meter import Meter
 
 BEAT_INTERVAL_S = 1.0
+KEPT_FREE = 4  # of so many places of a worker, batches leave one: a request that comes now finds it
 SILENT_AFTER_S = 3.5  # no beat for this long: take it for gone
 OWNER_SILENT_AFTER_S = 8.0  # an owner's jobs are cancelled after this
 BUILD_SILENT_AFTER_S = 60.0  # a build's jobs end with build_gone after this

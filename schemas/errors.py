@@ -116,6 +116,13 @@ class QueueFull(KvrelayError):
     retryable = True
 
 
+class StorageFull(KvrelayError):
+    """What is kept has reached its cap: something must be removed first."""
+
+    code = "storage_full"
+    http_status = 507
+
+
 class Cancelled(KvrelayError):
     code = "cancelled"
     http_status = 499

@@ -150,6 +150,12 @@ class Bus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = 8_388_608
     replies_max_age_s: Annotated[float, key("how long replies can be replayed", "s", ge=1.0)] = 7200.0
     replies_max_bytes: Annotated[int, key("size of the replies stream", "bytes", ge=1_000_000)] = 8_000_000_000
+    files_max_bytes: Annotated[
+        int, key("size of all uploaded files; more are refused with `storage_full`", "bytes", ge=1_000_000)
+    ] = 4_000_000_000
+    results_max_bytes: Annotated[
+        int, key("size of all batches' results; a batch that has no room for more waits", "bytes", ge=1_000_000)
+    ] = 8_000_000_000
     queue_max_messages: Annotated[
         int, key("jobs in a model's queue; more are refused with `queue_full`", "jobs", ge=1)
     ] = 1_000_000

@@ -1,12 +1,13 @@
 """The durable answers of a batch: one message a line of its input, which is never written twice."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 import msgspec
 
-from schemas.errors import BusUnavailable, KvrelayError, QueueFull, TooLarge
+from schemas.errors import BusUnavailable, KvrelayError, QueueFull
 from schemas.openai import error_body
 from schemas.subjects import (
     OUTCOME_HEADER,
@@ -17,6 +18,8 @@ from schemas.subjects import (
 )
 from services.bus import records
 from services.bus.connection import Bus
+
+log = logging.getLogger("kvrelay.batch")
 
 RETRY_S = 0.2
 MAX_TRIES = 3  # of a line whose job failed for no fault of its own
@@ -58,18 +61,20 @@ def _spelled(batch: str, line: int, custom_id: bytes, response: bytes, error: by
 
 
 async def store(bus: Bus, tenant: str, batch: str, result: Result) -> bool:
-    """Tries until it is there. False if the line had a result. Raises `TooLarge`."""
+    """Tries until it is there, also while there is no room. False if the line had a result. Raises `TooLarge`."""
     subject, headers = result_subject(tenant, batch, result.line), {OUTCOME_HEADER: result.outcome}
-    unsure = False
+    unsure = told = False
     while True:
         try:
             return await records.put(bus, subject, result.data, 0, headers) is not None or unsure
-        except (BusUnavailable, QueueFull) as error:
-            if isinstance(error, TooLarge):
-                raise
+        except QueueFull:
+            if not told:
+                log.warning("%s waits: there is no room for its results (bus.results_max_bytes)", batch)
+            told = True
+        except BusUnavailable:
             unsure = True
-            await asyncio.sleep(RETRY_S)
-            await bus.wait_connected()
+        await asyncio.sleep(RETRY_S)
+        await bus.wait_connected()
 
 
 async def stored(bus: Bus, tenant: str, batch: str) -> AsyncIterator[Result]:

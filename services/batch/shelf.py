@@ -4,10 +4,10 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import AsyncIterator
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
-from schemas.batch import MAX_FILE_BYTES, BatchRecord, FileObject, file_decoder, record_decoder
-from schemas.errors import BusUnavailable, JobNotFound, QueueFull, TooLarge
+from schemas.batch import MAX_FILE_BYTES, MAX_LIFE_S, BatchRecord, FileObject, file_decoder, record_decoder
+from schemas.errors import BusUnavailable, JobNotFound, QueueFull, StorageFull, TooLarge
 from schemas.subjects import (
     BATCHES_STREAM,
     FILE_META,
@@ -29,6 +29,11 @@ RETRY_S = 0.2
 OUTPUT, ERRORS = "-output", "-errors"  # what the names of a batch's own files end with
 
 
+class Upload(NamedTuple):
+    name: str
+    size: int
+
+
 class Shelf:
     """Of one tenant."""
 
@@ -39,7 +44,14 @@ class Shelf:
     # Files
 
     async def put_file(self, parts: AsyncIterator[bytes], filename: str, purpose: str) -> FileObject:
-        """Stores a file as it comes; it is there once it is whole. Raises `TooLarge`, `QueueFull`, `BusUnavailable`."""
+        """Stores a file as it comes; it is there once it is whole. Raises as `upload` does."""
+        return await self.name_file(await self.upload(parts), filename, purpose)
+
+    async def upload(self, parts: AsyncIterator[bytes]) -> Upload:
+        """Stores the bytes of a file, which nobody sees before it is named; of one that fails nothing stays.
+
+        Raises `TooLarge`, `StorageFull` or `BusUnavailable`.
+        """
         name, size, number, held = f"file-{secrets.token_hex(12)}", 0, 0, bytearray()
         part_bytes = min(PART_BYTES, self._bus.max_payload // 2)
         try:
@@ -55,35 +67,53 @@ class Shelf:
             if held:
                 await self._put_part(name, number, bytes(held))
         except BaseException:
-            await asyncio.shield(records.erase(self._bus, FILES_STREAM, file_subject(self._tenant, name, "*")))
+            await asyncio.shield(self.forget(name))
             raise
+        return Upload(name, size)
+
+    async def name_file(self, upload: Upload, filename: str, purpose: str, life_s: int = MAX_LIFE_S) -> FileObject:
+        """Makes what was uploaded a file. Raises `StorageFull` or `BusUnavailable`."""
+        now = int(self._bus.now())
         made = FileObject(
-            id=name, bytes=size, created_at=int(self._bus.now()), filename=filename or name, purpose=purpose
+            id=upload.name,
+            bytes=upload.size,
+            created_at=now,
+            expires_at=now + life_s,
+            filename=filename or upload.name,
+            purpose=purpose,
         )
-        await self._put_part(name, FILE_META, encode(made))
+        await self._put_part(upload.name, FILE_META, encode(made))
         return made
+
+    async def forget(self, name: str) -> None:
+        """Erases an upload, named or not."""
+        await records.erase(self._bus, FILES_STREAM, file_subject(self._tenant, name, "*"))
 
     async def file(self, name: str) -> FileObject:
         """Raises `JobNotFound` or `BusUnavailable`."""
         if name.endswith((OUTPUT, ERRORS)):
             return self._made_file(await self._of_output(name), name)
         found = await records.get(self._bus, FILES_STREAM, file_subject(self._tenant, _checked(name), FILE_META))
-        if found is None:
+        made = None if found is None else file_decoder.decode(found.payload)
+        if made is None or made.has_expired(self._bus.now()):
             raise JobNotFound(f"there is no file {name[:128]!r}", param="file_id")
-        return file_decoder.decode(found.payload)
+        return made
 
     async def files(self) -> list[FileObject]:
         """Uploaded ones and those that batches made, newest first."""
         metas = await records.latest(self._bus, FILES_STREAM, file_subject(self._tenant, "*", FILE_META))
-        found = [file_decoder.decode(meta.payload) for meta in metas]
+        made = [file_decoder.decode(meta.payload) for meta in metas]
+        found = [file for file in made if not file.has_expired(self._bus.now())]
         for _, record in await self.batches():
             names = (record.batch.output_file_id, record.batch.error_file_id)
             found += [self._made_file(record, name) for name in names if name is not None]
         return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)
 
     async def content(self, name: str) -> AsyncIterator[bytes]:
-        """The bytes of a file, in parts. Raises `JobNotFound` (before the first) or `BusUnavailable`."""
-        await self.file(name)
+        """The bytes of a file, in parts. Raises `JobNotFound` (behind the first ones if the file goes meanwhile) or
+        `BusUnavailable`.
+        """
+        file, size = await self.file(name), 0
         if name.endswith((OUTPUT, ERRORS)):
             record = await self._of_output(name)
             outcome = COMPLETED if name.endswith(OUTPUT) else FAILED
@@ -98,7 +128,10 @@ class Shelf:
             for part in found:
                 after = part.sequence
                 if not part.subject.endswith(FILE_META):
+                    size += len(part.payload)
                     yield part.payload
+        if size != file.bytes:
+            raise JobNotFound(f"file {name!r} was removed while it was read", param="file_id")
 
     async def copy(self, name: str, to: BinaryIO) -> None:
         async for part in self.content(name):
@@ -111,7 +144,7 @@ class Shelf:
             record = await self._of_output(name)
             await records.erase(self._bus, RESULTS_STREAM, results_subject(self._tenant, record.batch.id))
         else:
-            await records.erase(self._bus, FILES_STREAM, file_subject(self._tenant, name, "*"))
+            await self.forget(name)
 
     async def _put_part(self, name: str, part: int | str, payload: bytes) -> None:
         """An answer that was lost, or a broker that restarts, ends no upload of 200 MB."""
@@ -120,7 +153,11 @@ class Shelf:
             try:
                 await records.put(self._bus, subject, payload, 0)  # stored before: the same
                 return
-            except (BusUnavailable, QueueFull):
+            except QueueFull as error:
+                raise StorageFull(
+                    "there is no room for more files: delete some, or raise bus.files_max_bytes", param="file"
+                ) from error
+            except BusUnavailable:
                 if self._bus.now() > deadline_s:
                     raise
                 await asyncio.sleep(RETRY_S)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from schemas.beat import ProcessRole
-from schemas.subjects import Stage
+from schemas.subjects import Lane, Stage
 from services.bus.beats import BeatTable
 from services.bus.delivery import Delivery
 from services.decode.role import DecodeRole, max_draft
@@ -35,7 +35,9 @@ class BothRole:
         self._prefill = PrefillRole(runtime, beats, self.batch)
         self._decode = DecodeRole(runtime, beats, self.batch)
 
-    def has_budget(self, num_preparing: int) -> bool:
+    def has_budget(self, lane: Lane, num_preparing: int) -> bool:
+        if lane is Lane.BATCH:
+            return self._prefill.has_budget(lane, num_preparing)
         return self.batch.num_missing + (num_preparing + 1) * self._chunk_tokens <= self._token_budget
 
     async def prepare(self, delivery: Delivery, address: Address) -> Any:

@@ -8,12 +8,13 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from nats.aio.msg import Msg
 
 from schemas.errors import BusUnavailable, Settle
+from schemas.subjects import Lane
 from services.bus.connection import Bus
 from services.bus.delivery import Delivery
 from services.bus.facts import StreamFacts
@@ -29,14 +30,20 @@ CHECK_S = 5.0
 RETRY_S = 0.2
 
 
+def _any_lane(_: Lane) -> bool:
+    return True
+
+
 class WorkQueue:
     """One reader of several sources, the preferred ones first. Closed by its owner.
 
     `next` may be cancelled at any time without losing a job. Calls of it are served one after the other.
     """
 
-    def __init__(self, bus: Bus, sources: Sequence[Source]) -> None:
+    def __init__(self, bus: Bus, sources: Sequence[Source], wants: Callable[[Lane], bool] = _any_lane) -> None:
+        """`wants`: whether a job of a lane may be given out now. One that was asked for before waits here, held."""
         self._bus = bus
+        self._wants = wants
         self._pulls = [Pull(bus, source, self._on_message, self._on_change) for source in sources]
         self._buffer: deque[Delivery] = deque()
         self._changed = asyncio.Event()
@@ -63,6 +70,10 @@ class WorkQueue:
             if not self._waiters and not self._closed:
                 self._withdrawal = asyncio.get_running_loop().call_later(LINGER_S, self._stop_asking)
 
+    def look_again(self) -> None:
+        """`wants` may answer otherwise than before."""
+        self._changed.set()
+
     async def close(self) -> None:
         """Takes all requests back and gives back the jobs that nobody asked for."""
         self._closed = True
@@ -76,23 +87,30 @@ class WorkQueue:
 
     def _take(self) -> Delivery | None:
         """A job that arrived, unless its claim grew too old in here."""
-        while self._buffer:
-            delivery = self._buffer.popleft()
-            if delivery.held:
+        for delivery in list(self._buffer):
+            if not delivery.held:
+                self._buffer.remove(delivery)
+                delivery.abandon()
+            elif self._wants(delivery.lane):
+                self._buffer.remove(delivery)
                 return delivery
-            delivery.abandon()
         return None
+
+    @property
+    def _has_some(self) -> bool:
+        return any(self._wants(delivery.lane) for delivery in self._buffer)
 
     async def _ask(self) -> None:
         """Makes sure that every lane is asked, then waits until something changes."""
         self._changed.clear()
+        pulls = self._wanted()
         try:
-            for pull in self._pulls:
+            for pull in pulls:
                 if pull.broken:
                     await self._repair(pull)
-            if not any(pull.asked for pull in self._pulls) and await self._probe():
+            if not any(pull.asked for pull in pulls) and await self._probe(pulls):
                 return
-            for pull in self._pulls:
+            for pull in pulls:
                 if not pull.asked or pull.silent:
                     await pull.ask(wait=True)
         except (BusUnavailable, Refused) as error:
@@ -100,21 +118,24 @@ class WorkQueue:
             await asyncio.sleep(RETRY_S)
             await self._bus.wait_connected()
             return
-        if not self._buffer:
+        if not self._has_some and pulls == self._wanted():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_S):
                     await self._changed.wait()
 
-    async def _probe(self) -> bool:
+    def _wanted(self) -> list[Pull]:
+        return [pull for pull in self._pulls if self._wants(pull.source.lane)]
+
+    async def _probe(self, pulls: Sequence[Pull]) -> bool:
         """Asks lane after lane whether a job waits: asking all at once would bring one from each."""
-        for pull in self._pulls:
+        for pull in pulls:
             await pull.ask(wait=False)
-            while pull.asked and not pull.silent and not self._buffer:
+            while pull.asked and not pull.silent and not self._has_some:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(CHECK_S):
                         await self._changed.wait()
                 self._changed.clear()
-            if self._buffer or pull.broken:
+            if self._has_some or pull.broken:
                 return True
         return False
 

@@ -70,6 +70,17 @@ async def read_some(bus: Bus, stream: str, subjects: str, after: int = 0) -> tup
     return [_record(message) for message in batch.messages], batch.more
 
 
+async def subjects(bus: Bus, stream: str, subjects_filter: str) -> list[str]:
+    """Those that a filter matches and that have a record. Raises `BusUnavailable`."""
+    found: dict[str, int] = {}
+    while True:
+        body = {"subjects_filter": subjects_filter, "offset": len(found)}
+        answer = await call(bus, f"STREAM.INFO.{stream}", body, READ_TIMEOUT_S)
+        found |= answer["state"].get("subjects") or {}
+        if len(found) >= answer.get("total", 0):
+            return list(found)
+
+
 @contextlib.asynccontextmanager
 async def listening(bus: Bus, subjects: str, on_change: Callable[[], None]) -> AsyncIterator[None]:
     """Calls `on_change` when a record that the filter matches is written; it may be called for nothing, or not."""

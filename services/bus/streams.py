@@ -11,6 +11,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+from schemas.batch import MAX_LIFE_S
 from schemas.errors import BusUnavailable, SetupError
 from schemas.subjects import (
     BATCHES_STREAM,
@@ -37,7 +38,7 @@ log = logging.getLogger("kvrelay.bus")
 
 NS = 1_000_000_000
 DAY_S = 86_400
-RESULTS_MAX_AGE_S = 30 * DAY_S
+RESULTS_MAX_AGE_S = MAX_LIFE_S
 DEAD_MAX_AGE_S = 14 * DAY_S
 DUPLICATE_WINDOW_S = 120
 DEAD_MAX_BYTES = 1_000_000_000
@@ -144,11 +145,13 @@ def shared_configs(bus: Bus) -> list[Config]:
     replies |= {"discard": "new", "max_bytes": bus.settings.replies_max_bytes}
     if bus.settings.replicas == 1 and not bus.clustered:
         replies["persist_mode"] = "async"
-    results = _limits(bus, RESULTS_STREAM, RESULTS_SUBJECTS, RESULTS_MAX_AGE_S) | {"discard": "new"}
+    results = _limits(bus, RESULTS_STREAM, RESULTS_SUBJECTS, RESULTS_MAX_AGE_S)
+    results |= {"discard": "new", "max_bytes": bus.settings.results_max_bytes}
     # A dead letter must always find room, or its job could never be settled: the oldest make way.
     dead = _limits(bus, DEAD_STREAM, DEAD_SUBJECTS, DEAD_MAX_AGE_S)
     dead |= {"discard": "old", "max_bytes": DEAD_MAX_BYTES}
-    files = _limits(bus, FILES_STREAM, FILES_SUBJECTS, RESULTS_MAX_AGE_S) | {"discard": "new"}
+    files = _limits(bus, FILES_STREAM, FILES_SUBJECTS, RESULTS_MAX_AGE_S)
+    files |= {"discard": "new", "max_bytes": bus.settings.files_max_bytes}
     batches = _limits(bus, BATCHES_STREAM, BATCHES_SUBJECTS, RESULTS_MAX_AGE_S)
     batches |= {"discard": "new", "max_msgs_per_subject": 1}
     return [replies, results, dead, files, batches]

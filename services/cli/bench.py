@@ -198,6 +198,7 @@ for _command in (
     bench_load.gap,
     bench_load.warm,
     bench_load.memory,
+    bench_load.batch,
     bench_load.gateway,
 ):
     bench.add_command(_command)

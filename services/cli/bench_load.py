@@ -1,4 +1,4 @@
-"""`kvrelay bench gap`, `warm`, `memory`, `gateway`: a pipeline, or its gateway alone, under a load."""
+"""`kvrelay bench gap`, `warm`, `memory`, `batch`, `gateway`: a pipeline, or its gateway alone, under a load."""
 
 import contextlib
 import json
@@ -102,6 +102,28 @@ def memory(settings: Settings, sequences: int, tokens: int) -> None:
         from services.bench.memory import run
 
         for row in run(own, nats_url, sequences, tokens):
+            click.echo(json.dumps(row))
+
+
+@click.command()
+@with_settings(*_MODEL)
+@click.option("--requests", type=click.IntRange(1), default=100, show_default=True, help="Of a round, of each kind.")
+@click.option("--rounds", type=click.IntRange(1), default=2, show_default=True, help="Rounds measured.")
+@click.option("--prompt", type=click.IntRange(1), default=64, show_default=True, help="Tokens of a request's prompt.")
+@click.option("--line", type=click.IntRange(2), default=1000, show_default=True, help="Tokens of a line's prompt.")
+@click.option("--tokens", type=click.IntRange(1), default=64, show_default=True, help="Tokens of a line's answer.")
+@click.option("--lines", type=click.IntRange(1), default=1000, show_default=True, help="Of the batch, which must last.")
+def batch(settings: Settings, requests: int, rounds: int, prompt: int, line: int, tokens: int, lines: int) -> None:
+    """The first token of those who ask beside a batch that the gateway runs, and of those who ask without.
+
+    The limit: what it takes on the idle pipeline, a chunk of a line's prompt, a decode step and 10 ms.
+    """
+    # A step that tries guesses gives several tokens at once, and then it is not known what one takes.
+    settings = msgspec.structs.replace(settings, scheduler=msgspec.structs.replace(settings.scheduler, speculate="off"))
+    with _own_folder(settings) as own, borrowed_pipeline.pipeline(own) as (http, nats_url):
+        from services.bench.batch import Asked, run
+
+        for row in run(own, http, nats_url, Asked(requests, rounds, prompt, line, tokens, lines)):
             click.echo(json.dumps(row))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 from schemas.beat import ProcessRole
 from schemas.errors import InvalidRequest
 from schemas.handoff import Handoff
-from schemas.subjects import Stage
+from schemas.subjects import Lane, Stage
 from services.bus.beats import BeatTable
 from services.bus.delivery import Delivery
 from services.decode.job import DecodeJob, Prepared
@@ -41,7 +41,7 @@ class DecodeRole:
         self._runtime = runtime
         self._handing_back = asyncio.Event()
 
-    def has_budget(self, num_preparing: int) -> bool:
+    def has_budget(self, lane: Lane, num_preparing: int) -> bool:
         """The room for sequences is the only bound here."""
         return True
 

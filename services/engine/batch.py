@@ -12,6 +12,9 @@ from services.engine.engine import Engine, Outcome, Work
 from services.engine.sequence import Sequence
 from services.engine.speculation import share_out
 
+# Of those that give way. Beside a busy neighbour, whose cores it has not, a worker computes a chunk in twice the time.
+PASSES_A_CHUNK = 4
+
 
 def _nothing() -> None:
     return None
@@ -22,7 +25,9 @@ class Batch:
 
     `chunk_tokens` bounds the rows of one sequence in a pass (on a grid of absolute positions), `token_budget`
     those of all together. Beside a sequence that generates, those that catch up take no more rows in all than are
-    computed in `slice_s`, one at least. At most `max_draft` guesses a sequence are computed beside its next token.
+    computed in `slice_s`, one at least. Those that give way wait between two passes for all others that catch up, and
+    have a part of a chunk a pass together, which is what somebody who comes waits for.
+    At most `max_draft` guesses a sequence are computed beside its next token.
     """
 
     def __init__(
@@ -39,6 +44,7 @@ class Batch:
         self._token_budget = token_budget
         self._slice_s = slice_s
         self._max_draft = max_draft
+        self._rows_that_give_way = max(engine.pool.block_tokens, chunk_tokens // PASSES_A_CHUNK)
         self._sequences: list[Sequence] = []
         self._in_pass: list[Sequence] = []
         self._pinned: list[int] = []  # pages of sequences that left during the pass
@@ -52,8 +58,13 @@ class Batch:
 
     @property
     def num_missing(self) -> int:
-        """Rows that the next pass would take if there were no budget."""
-        return sum(min(sequence.num_missing, self._chunk_tokens) for sequence in self._sequences)
+        """Rows that the next pass would take if there were no budget, and nobody gave way."""
+        return sum(self._next_rows(sequence) for sequence in self._sequences if not sequence.gives_way)
+
+    @property
+    def num_giving_way(self) -> int:
+        """The same of those that give way."""
+        return sum(self._next_rows(sequence) for sequence in self._sequences if sequence.gives_way)
 
     def join(self, sequence: Sequence) -> None:
         self._sequences.append(sequence)
@@ -129,6 +140,9 @@ class Batch:
             sequence.advance(1, block_tokens)
             sequence.on_computed([sampled])
 
+    def _next_rows(self, sequence: Sequence) -> int:
+        return min(sequence.num_missing, self._chunk_tokens)
+
     def _remove(self, sequence: Sequence) -> None:
         if sequence in self._sequences:
             self._sequences.remove(sequence)
@@ -139,6 +153,11 @@ class Batch:
         generating = [sequence for sequence in ready if sequence.num_missing == 1][: self._token_budget]
         catching_up = [sequence for sequence in ready if sequence.num_missing > 1]
         pool, budget = self._engine.pool, self._token_budget - len(generating)
+        pressing = [sequence for sequence in catching_up if not sequence.gives_way]
+        if pressing:
+            catching_up = pressing
+        elif catching_up:
+            budget = min(budget, self._rows_that_give_way)
         works = [
             sequence.work(pool, 1, num_draft)
             for sequence, num_draft in zip(generating, self._drafts(generating, budget, catching_up), strict=True)

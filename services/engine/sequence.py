@@ -25,7 +25,8 @@ class Sequence:
     When the last known token is computed, one token is sampled for each of `samplers`, as number `index`, and
     `on_computed` is called with the outcome: it may append the token and so go on, or leave the batch.
     `on_block_full(i)` is called when block `i` has its last token computed. `is_paused` holds the sequence back
-    for a pass. `recheck` compares those of its known tokens whose rows are computed here.
+    for a pass; one that `gives_way` is computed while no other one catches up. `recheck` compares those of its known
+    tokens whose rows are computed here.
     `drafter` guesses what comes next, for a sequence of one sampler that will have at most `max_tokens` in all. What
     it guessed right is told as if each token had had a pass of its own.
     """
@@ -41,6 +42,7 @@ class Sequence:
     recheck: Recheck | None = None
     drafter: Drafter | None = None
     max_tokens: int = 0
+    gives_way: bool = False
 
     @property
     def num_missing(self) -> int:

@@ -1,5 +1,6 @@
 """`/v1/files`: OpenAI's, for batches. What is uploaded goes to the broker as it comes."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Literal, TypedDict, cast
 
@@ -7,6 +8,7 @@ import msgspec
 from aiohttp import BodyPartReader, MultipartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from schemas.batch import MAX_LIFE_S, MIN_LIFE_S, FileObject
 from schemas.errors import InvalidRequest, KvrelayError
 from services.batch.shelf import Shelf
 from services.bus.connection import Bus
@@ -16,6 +18,7 @@ from services.gateway.paging import page
 from services.settings import Api
 
 PURPOSES = ("batch",)
+PURPOSE, ANCHOR, SECONDS = FIELDS = "purpose", "expires_after[anchor]", "expires_after[seconds]"
 MAX_FIELD_BYTES = 1024
 PART_BYTES = 65_536
 
@@ -35,7 +38,7 @@ class Files:
         return Shelf(self._bus, request[TENANT])
 
     async def create(self, request: web.Request) -> web.Response:
-        """Raises `InvalidRequest`, `TooLarge`, `QueueFull` or `BusUnavailable`."""
+        """Raises `InvalidRequest`, `TooLarge`, `StorageFull` or `BusUnavailable`."""
         if request.content_type != "multipart/form-data":
             raise InvalidRequest("Content-Type must be multipart/form-data")
         try:
@@ -43,27 +46,31 @@ class Files:
         except (ValueError, web.RequestPayloadError, HttpProcessingError) as error:
             raise InvalidRequest("the body is no multipart/form-data") from error
 
-    async def _stored(self, shelf: Shelf, reader: MultipartReader) -> object:
-        """The fields may come in any order; what else there is (`expires_after`) has no effect."""
-        purpose, file = "", None
-        while (part := await reader.next()) is not None:
-            if not isinstance(part, BodyPartReader):
-                raise InvalidRequest("a part of the body is a multipart of its own")
-            if part.name == "file":
-                if file is not None:
+    async def _stored(self, shelf: Shelf, reader: MultipartReader) -> FileObject:
+        """The fields may come in any order. What is not named in the end is not there."""
+        fields: dict[str, str] = {}
+        upload, filename = None, ""
+        try:
+            while (part := await reader.next()) is not None:
+                if not isinstance(part, BodyPartReader):
+                    raise InvalidRequest("a part of the body is a multipart of its own")
+                if part.name != "file":
+                    value = await _field(part)
+                    if part.name in FIELDS:
+                        fields[part.name] = value
+                elif upload is None:
+                    upload, filename = await shelf.upload(_parts(part)), part.filename or ""
+                else:
                     raise InvalidRequest("file is given twice", param="file")
-                file = await shelf.put_file(_parts(part), part.filename or "", "batch")
-            else:
-                value = (await part.read(decode=True))[:MAX_FIELD_BYTES].decode("utf-8", "replace")
-                purpose = value if part.name == "purpose" else purpose
-        if file is None or purpose not in PURPOSES:
-            if file is not None:
-                await shelf.remove_file(file.id)
-            raise InvalidRequest(
-                "file is missing" if file is None else f"purpose must be one of {', '.join(PURPOSES)}",
-                param="file" if file is None else "purpose",
-            )
-        return file
+            if upload is None:
+                raise InvalidRequest("file is missing", param="file")
+            if fields.get(PURPOSE) not in PURPOSES:
+                raise InvalidRequest(f"purpose must be one of {', '.join(PURPOSES)}", param=PURPOSE)
+            return await shelf.name_file(upload, filename, fields[PURPOSE], _life_s(fields))
+        except BaseException:
+            if upload is not None:
+                await asyncio.shield(shelf.forget(upload.name))
+            raise
 
     async def index(self, request: web.Request) -> web.Response:
         purpose = request.query.get("purpose")
@@ -100,6 +107,30 @@ class Files:
 async def _parts(part: BodyPartReader) -> AsyncIterator[bytes]:
     while data := await part.read_chunk(PART_BYTES):
         yield data
+
+
+async def _field(part: BodyPartReader) -> str:
+    """Raises `InvalidRequest` for more than is worth reading."""
+    value = b""
+    async for data in _parts(part):
+        value += data
+        if len(value) > MAX_FIELD_BYTES:
+            raise InvalidRequest(f"the field {(part.name or '')[:64]!r} is too long")
+    return value.decode("utf-8", "replace")
+
+
+def _life_s(fields: dict[str, str]) -> int:
+    """Raises `InvalidRequest`."""
+    if ANCHOR not in fields and SECONDS not in fields:
+        return MAX_LIFE_S
+    if fields.get(ANCHOR) != "created_at":
+        raise InvalidRequest("expires_after.anchor must be created_at", param="expires_after.anchor")
+    text = fields.get(SECONDS, "")
+    if not (text.isascii() and text.isdigit() and MIN_LIFE_S <= int(text) <= MAX_LIFE_S):
+        raise InvalidRequest(
+            f"expires_after.seconds must be from {MIN_LIFE_S} to {MAX_LIFE_S}", param="expires_after.seconds"
+        )
+    return int(text)
 
 
 def _json(body: object) -> web.Response:

@@ -12,6 +12,7 @@ from schemas.beat import Beat, ProcessState
 from schemas.errors import SetupError
 from services.batch.keeper import BatchKeeper
 from services.batch.run import Setting
+from services.batch.sweeping import Sweeper
 from services.batch.throttle import Throttle
 from services.bus.beats import BeatPublisher, BeatTable
 from services.bus.connection import Bus
@@ -86,6 +87,7 @@ class Gateway:
         self._tasks.append(asyncio.create_task(Reaper(self.exchange, self.readiness).run(), name="reaper"))
         keeper = BatchKeeper(self._setting, self._beats, self._process)
         self._tasks.append(asyncio.create_task(keeper.run(), name="batches"))
+        self._tasks.append(asyncio.create_task(Sweeper(self._bus, self._setting.tenant).run(), name="sweeper"))
         self._tasks.append(asyncio.create_task(self.stats.meters.run(), name="meters"))
         listing = Listing(self._catalog, self._sides.aliases, self._beats)
         routes = Routes(self._process, self._catalog, listing, self.readiness, self._generation)

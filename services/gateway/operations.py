@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from schemas.batch import Batch, FileObject, NewBatch
+from schemas.batch import MAX_LIFE_S, MIN_LIFE_S, Batch, FileObject, NewBatch
 from schemas.errors import (
     BuildGone,
     BusUnavailable,
@@ -19,6 +19,7 @@ from schemas.errors import (
     NoWorker,
     Poisoned,
     QueueFull,
+    StorageFull,
     TooLarge,
     UpstreamTimeout,
     UpstreamUnavailable,
@@ -29,7 +30,7 @@ from schemas.openai import ChatRequest, CompletionRequest, ErrorBody
 from schemas.openai_answers import ChatAnswer, ChatChunk, CompletionAnswer, Model, ModelList
 from schemas.stats import Stats
 from services.gateway.course import SERVE_HEADER
-from services.gateway.files import PURPOSES, Deleted
+from services.gateway.files import ANCHOR, PURPOSES, SECONDS, Deleted
 from services.gateway.operation import EVENTS, JSON, Answer, Errors, Operation, Parameter, json
 from services.gateway.paging import DEFAULT_LIMIT, MAX_LIMIT, Page
 from services.gateway.readiness import Health, Report
@@ -83,6 +84,8 @@ _UPLOAD: dict[str, Any] = {
     "properties": {
         "file": {"type": "string", "contentMediaType": "application/octet-stream"},
         "purpose": {"enum": list(PURPOSES)},
+        ANCHOR: {"enum": ["created_at"]},
+        SECONDS: {"type": "integer", "minimum": MIN_LIFE_S, "maximum": MAX_LIFE_S},
     },
     "required": ["file", "purpose"],
 }
@@ -170,7 +173,7 @@ OPERATIONS: list[Operation] = [
         "/v1/files",
         "Uploads the requests of a batch, one a line.",
         (json(200, "The file.", FileObject),),
-        (TooLarge, QueueFull, BusUnavailable),
+        (TooLarge, StorageFull, BusUnavailable),
         form=_UPLOAD,
     ),
     Operation(

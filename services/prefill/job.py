@@ -5,7 +5,7 @@ import time
 from functools import partial
 
 from schemas.handoff import FirstToken, Handoff, handed_on, start_event
-from schemas.subjects import Stage
+from schemas.subjects import Lane, Stage
 from services import telemetry
 from services.engine.batch import Batch
 from services.engine.blocks import Restored
@@ -101,6 +101,7 @@ class PrefillJob:
             samplers=[self._sampler(choice) for choice in choices],
             on_computed=lambda outcome: None if computed.done() else computed.set_result(outcome),
             on_block_full=lambda b: saver.save_block(sequence, b) if sequence.num_missing else last_blocks.append(b),
+            gives_way=self._run.delivery.lane is Lane.BATCH,
         )
         try:
             self._announce(num_known)

@@ -8,7 +8,7 @@ from schemas.beat import ProcessRole
 from schemas.errors import InvalidRequest
 from schemas.handoff import Handoff
 from schemas.job import MAX_TIMEOUT_S, Job, parse_job
-from schemas.subjects import Stage, tenant_and_lane
+from schemas.subjects import Lane, Stage, tenant_and_lane
 from services import telemetry
 from services.bus.beats import BeatTable
 from services.bus.delivery import Delivery
@@ -45,8 +45,11 @@ class PrefillRole:
         self._jobs: set[PrefillJob] = set()
         self._is_handing_back = False
 
-    def has_budget(self, num_preparing: int) -> bool:
+    def has_budget(self, lane: Lane, num_preparing: int) -> bool:
+        """Of batch jobs there is enough once they fill a chunk; others need not wait for them."""
         chunk = min(self._scheduler.chunk_tokens, self._scheduler.token_budget)
+        if lane is Lane.BATCH:
+            return self.batch.num_giving_way + num_preparing * chunk < chunk
         return self.batch.num_missing + (num_preparing + 1) * chunk <= self._scheduler.token_budget
 
     async def prepare(self, delivery: Delivery, address: Address) -> Draft:

@@ -35,6 +35,7 @@ from services.worker.admission import Admission
 from services.worker.alibi import Alibis, acquit
 from services.worker.drain import Drain
 from services.worker.history import History
+from services.worker.lanes import Lanes
 from services.worker.peers import Peers
 from services.worker.pin_keeper import PinKeeper
 from services.worker.room import Permit, Room
@@ -59,8 +60,8 @@ class Role(Protocol[T]):
     feeds: ProcessRole | None  # jobs are taken only while a worker of this role and the same build beats
     batch: Batch
 
-    def has_budget(self, num_preparing: int) -> bool:
-        """Whether one more job may be taken, while `num_preparing` have not joined the batch yet."""
+    def has_budget(self, lane: Lane, num_preparing: int) -> bool:
+        """Whether one more job of a lane may be taken, while `num_preparing` of it have not joined the batch yet."""
 
     async def prepare(self, delivery: Delivery, address: Address) -> T:
         """What can be done while the job's history is read. May be cancelled; what it raises ends the job."""
@@ -95,7 +96,11 @@ class WorkerProcess:
         self._jobs: set[asyncio.Task[None]] = set()
         self._num_offered = 0  # places that are held for jobs which have not come
         self._changed = asyncio.Event()
-        role.batch.after_pass = self._changed.set
+        self._lanes = Lanes(
+            self._room.max_sequences, lambda lane: self._role.has_budget(lane, self._runs.num_preparing(lane))
+        )
+        self._taking = Taking(bus, self._take_jobs, self._lanes.wants)
+        role.batch.after_pass = self._note_change
         runtime.blocks.must_reach_all = lambda: not self._peers.are_all_at(runtime.place)
 
     async def serve(self, stop: asyncio.Event, beat_now: Callable[[], Awaitable[None]]) -> None:
@@ -116,7 +121,7 @@ class WorkerProcess:
             ),
             asyncio.create_task(Strays(self._bus, self._beats, self._runtime.text.slug).run(), name="strays"),
         ]
-        taking = Taking(self._bus, self._take_jobs)
+        taking = self._taking
         loops.append(taking.start(self._sources()))
         stopping = asyncio.create_task(stop.wait())
         try:
@@ -194,6 +199,7 @@ class WorkerProcess:
                 if delivery is None:
                     permit.close()
             if delivery is not None:
+                self._lanes.begun(delivery.lane)
                 job = asyncio.create_task(self._job(delivery, permit))
                 self._jobs.add(job)
                 job.add_done_callback(self._jobs.discard)
@@ -201,7 +207,13 @@ class WorkerProcess:
 
     def _may_take(self) -> bool:
         """Not while the next stage's queue is full: what is taken then would only wait here with a claim."""
-        return not self._runs.any_refused and self._role.has_budget(self._runs.num_preparing)
+        return not self._runs.any_refused and self._lanes.wants(Lane.INTERACTIVE)
+
+    def _note_change(self) -> None:
+        """Of what may be taken."""
+        self._changed.set()
+        if self._lanes.has_reopened():
+            self._taking.look_again()
 
     async def _watch_takers(self) -> None:
         """Stops the waiting for a job once nobody would take it on."""
@@ -217,7 +229,8 @@ class WorkerProcess:
             log.exception("%r failed for a reason that is a bug; it is abandoned and comes back", delivery)
         finally:
             permit.close()
-            self._changed.set()
+            self._lanes.ended(delivery.lane)
+            self._note_change()
 
     async def _handle(self, delivery: Delivery, permit: Permit) -> None:
         """The job of one delivery. What it raises decides how the message is settled."""

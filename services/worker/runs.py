@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from schemas.beat import OWNER_SILENT_AFTER_S
 from schemas.errors import BusUnavailable, Cancelled
+from schemas.subjects import Lane
 from services.bus.beats import BeatTable
 from services.bus.connection import Bus
 from services.bus.watchers import watcher_of
@@ -27,10 +28,9 @@ class Runs:
     def __iter__(self) -> Iterator[JobRun]:
         return iter(list(self._runs.values()))
 
-    @property
-    def num_preparing(self) -> int:
+    def num_preparing(self, lane: Lane) -> int:
         """Those that have not joined the batch yet."""
-        return sum(run.is_preparing for run in self._runs.values())
+        return sum(run.is_preparing and run.delivery.lane is lane for run in self._runs.values())
 
     @property
     def any_refused(self) -> bool:

@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "services.gateway": BASE
     | {"services.bus", "services.text", "services.models", "services.openai", "services.batch"},
     "services.supervisor": BASE | {"services.bus"},
-    "services.bench": WORKER | {"services.worker"},
+    "services.bench": WORKER | {"services.worker", "services.batch"},
     "services.cli": BASE
     | {"services.bus", "services.text", "services.models", "services.supervisor", "services.kv"}
     | {

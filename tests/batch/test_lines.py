@@ -1,6 +1,7 @@
 """Which lines of a file run, in which order, and what is said of the others."""
 
 import io
+import itertools
 import json
 import random
 from typing import Any
@@ -27,6 +28,22 @@ def test_what_begins_alike_runs_together() -> None:
     plan = make_plan(file, CHAT)
     order = [json.loads(bytes(parse_line(read_line(file, place), CHAT).custom_id)) for place in plan.places]
     assert order == sorted(f"{group}/{number}" for group, number in made)
+
+
+def test_what_shares_more_is_nearer() -> None:
+    """A long beginning that all share, then one of each document, then one of each question."""
+    made = [(document, number) for document in range(6) for number in range(4)]
+    random.Random(7).shuffle(made)
+    shared = "You answer questions about one document. " * 100
+    data = b"".join(line(f"{document}/{n}", f"{shared}{f'doc {document} ' * 100}{n}") for document, n in made)
+    file = io.BytesIO(data)
+    order = [json.loads(read_line(file, place))["custom_id"].split("/")[0] for place in make_plan(file, CHAT).places]
+    assert len(order) == 24 and num_turns(order) == 5
+
+
+def num_turns(order: list[str]) -> int:
+    """How often one is followed by another."""
+    return sum(earlier != later for earlier, later in itertools.pairwise(order))
 
 
 @given(st.lists(st.text(max_size=20), unique=True, max_size=8), st.sampled_from([b"\n", b"\r\n"]), st.booleans())

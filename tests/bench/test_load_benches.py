@@ -1,4 +1,4 @@
-"""`kvrelay bench memory`, `gap` and `warm` run, and print what they say; how fast anything was is not looked at."""
+"""`kvrelay bench memory`, `gap`, `warm`, `batch`: they run and print; how fast anything was is not looked at."""
 
 import json
 import subprocess
@@ -74,3 +74,12 @@ def test_warm(model: Path, tmp_path: Path) -> None:
     assert (rows[1]["prefix_tokens"], rows[1]["new_tokens"]) == (128, 4)
     assert all(row["warm_ttft_ms"] > 0 and row["cold_ttft_ms"] > 0 and row["ratio"] > 0 for row in rows)
     assert rows[1]["cost_ms"] > 0
+
+
+@pytest.mark.slow
+def test_batch(model: Path, tmp_path: Path) -> None:
+    few = ("--requests", "4", "--rounds", "1", "--prompt", "20", "--line", "100", "--tokens", "20")
+    rows = bench("batch", model, tmp_path, *few)
+    assert [row["round"] for row in rows] == [1, "all"]
+    assert rows[1]["requests"] == 4 and rows[1]["max_beside_p99_ms"] > rows[1]["idle_p99_ms"] > 0
+    assert rows[1]["beside_max_ms"] >= rows[1]["beside_p99_ms"] >= rows[1]["beside_p50_ms"] > 0

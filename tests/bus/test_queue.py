@@ -60,6 +60,26 @@ async def test_a_waiting_reader_gets_a_job_of_any_lane(bus: Bus, model: str) -> 
     await queue.close()
 
 
+async def test_a_lane_that_is_not_wanted_waits_and_the_other_does_not(bus: Bus, model: str) -> None:
+    wanted = {Lane.INTERACTIVE, Lane.BATCH}
+    queue = WorkQueue(bus, sources(model), wanted.__contains__)
+    waiting = asyncio.create_task(queue.next())
+    await until_waiting(bus, model, 1)
+    wanted.remove(Lane.BATCH)
+    await submit_job(bus, "default", model, Lane.BATCH, b"batch")
+    await submit_job(bus, "default", model, Lane.INTERACTIVE, b"interactive")
+    delivery = await waiting
+    assert delivery.data == b"interactive" and await delivery.settle(Settle.ACK)
+    waiting = asyncio.create_task(queue.next())
+    await until_waiting(bus, model, 1, slice(1))
+    assert not waiting.done()
+    wanted.add(Lane.BATCH)
+    queue.look_again()
+    delivery = await waiting
+    assert (delivery.data, delivery.num_delivered) == (b"batch", 1) and await delivery.settle(Settle.ACK)
+    await queue.close()
+
+
 async def test_a_cancelled_wait_takes_its_requests_back_and_swallows_nothing(bus: Bus, model: str) -> None:
     queue = WorkQueue(bus, sources(model))
     waiting = asyncio.create_task(queue.next())

@@ -40,5 +40,8 @@ async def test_all_of_a_filter_in_order_and_erased(bus: Bus, tenant: str) -> Non
     assert not more and [(r.payload, r.headers["X"]) for r in found] == [(b"\0", "0"), (b"\1", "1"), (b"\2", "2")]
     rest, _ = await records.read_some(bus, FILES_STREAM, file_subject(tenant, "f", "*"), found[1].sequence)
     assert [record.sequence for record in rest] == [found[2].sequence]
+    parts = await records.subjects(bus, FILES_STREAM, file_subject(tenant, "*", 0))
+    assert sorted(parts) == [file_subject(tenant, "f", 0), file_subject(tenant, "g", 0)]
+    assert await records.subjects(bus, FILES_STREAM, file_subject("nobody", "*", 0)) == []
     assert await records.erase(bus, FILES_STREAM, file_subject(tenant, "f", "*")) == 3
     assert await records.read_some(bus, FILES_STREAM, file_subject(tenant, "f", "*")) == ([], False)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.chaos.up import LOOK_EVERY_S, Up, running_up
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
 
 NUM_LINES, NUM_LINES_FULL = 40, 1000
+MAX_AT_ONCE = 16  # lines that may be stored between two looks at the output
 
 
 @pytest.fixture
@@ -39,11 +41,13 @@ def write_lines(file: Path, number: int) -> dict[str, int]:
     return names
 
 
-async def started(up: Up, *arguments: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "services.cli.main", "batch", *arguments, "--data", str(up.data_dir),
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
+async def started(up: Up, *arguments: str, log: Path = Path(os.devnull)) -> asyncio.subprocess.Process:
+    """What it says on stderr goes to the end of `log`."""
+    with log.open("ab") as stderr:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", "services.cli.main", "batch", *arguments, "--data", str(up.data_dir),
+            stdout=asyncio.subprocess.PIPE, stderr=stderr,
+        )  # fmt: skip
 
 
 def answers(output: Path, names: dict[str, int]) -> dict[str, Any]:
@@ -55,6 +59,11 @@ def answers(output: Path, names: dict[str, int]) -> dict[str, Any]:
         found[spelled] = json.loads(line)["response"]["body"]["choices"][0]["message"]["content"]
     assert len(found) == len(names)
     return found
+
+
+def went_on_at(log: Path) -> list[int]:
+    """How many lines each run that was no first one found done."""
+    return [int(number) for number in re.findall(r"going on: (\d+) of", log.read_text(encoding="utf-8"))]
 
 
 async def reached(output: Path, number: int, process: asyncio.subprocess.Process) -> None:
@@ -72,23 +81,28 @@ async def test_killed_three_times(tmp_path: Path, num_lines: int) -> None:
     """A batch of a client here: the client, a decode worker and the client once more; the same lines in the gateway:
     the gateway, a prefill worker, and who waits for the answers."""
     file, here, there = tmp_path / "in.jsonl", tmp_path / "here.jsonl", tmp_path / "there.jsonl"
+    log = tmp_path / "runs.log"
     names = write_lines(file, num_lines)
     async with running_up(tmp_path / "data") as up, await Bus.connect(up.nats, "test") as bus:
         run = ("run", str(file), "-o", str(here), "--nats", up.nats)
-        client = await started(up, *run)
+        client = await started(up, *run, log=log)
         await reached(here, num_lines // 4, client)
         client.kill()
         await client.wait()
-        client = await started(up, *run)
+        client = await started(up, *run, log=log)
         await reached(here, num_lines // 2, client)
         await up.replaced("decode-0", up.kill("decode-0"))
         await reached(here, num_lines * 3 // 4, client)
         client.send_signal(signal.SIGINT)
         assert await client.wait() == 130
-        assert len(here.read_text(encoding="utf-8").splitlines()) < num_lines
-        client = await started(up, *run)
+        num_stopped = here.read_bytes().count(b"\n")
+        assert num_stopped < num_lines
+        client = await started(up, *run, log=log)
         assert await client.wait() == 0
         said = answers(here, names)
+        after_kill, after_interrupt = went_on_at(log)
+        assert num_lines // 4 <= after_kill < num_lines // 2 + MAX_AT_ONCE
+        assert num_stopped <= after_interrupt < num_lines, "an answer may be stored and not written yet"
 
         submitting = await started(up, "submit", str(file), "--nats", up.nats)
         batch = (await submitting.communicate())[0].decode().strip()

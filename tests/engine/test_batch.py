@@ -19,9 +19,20 @@ def ignore(_: Outcome) -> None:
     return None
 
 
-def sequence_of(num_tokens: int, num_computed: int = 0, on_computed: Callable[[Outcome], None] = ignore) -> Sequence:
+def sequence_of(
+    num_tokens: int,
+    num_computed: int = 0,
+    on_computed: Callable[[Outcome], None] = ignore,
+    *,
+    gives_way: bool = False,
+) -> Sequence:
     return Sequence(
-        token_ids=[1] * num_tokens, pages=[], num_computed=num_computed, on_computed=on_computed, samplers=SAMPLERS
+        token_ids=[1] * num_tokens,
+        pages=[],
+        num_computed=num_computed,
+        on_computed=on_computed,
+        samplers=SAMPLERS,
+        gives_way=gives_way,
     )
 
 
@@ -90,6 +101,25 @@ async def test_who_catches_up_beside_others_takes_slices():
         assert rows(await engine.whole()) == [(0, 16), (0, 16)]
         batch.join(sequence_of(4, num_computed=3))
         assert rows(await engine.whole()) == [(3, 1), (16, 5)]
+
+
+async def test_who_gives_way_waits_for_others_after_a_part_of_a_chunk():
+    async with running(num_pages=16, chunk=64, budget=128) as (batch, engine):
+        for _ in range(2):
+            batch.join(sequence_of(48, gives_way=True))
+        assert rows(await engine.whole()) == [(0, 16)], "in all, however many there are"
+        batch.join(sequence_of(70))
+        batch.join(sequence_of(24))
+        assert rows(await engine.whole()) == [(0, 64), (0, 24)]
+        assert rows(await engine.whole()) == [(64, 6)]
+        assert rows(await engine.whole()) == [(16, 16)]
+
+
+async def test_who_gives_way_runs_beside_those_that_generate():
+    async with running(num_pages=16, chunk=16, budget=64) as (batch, engine):
+        batch.join(sequence_of(4, num_computed=3))
+        batch.join(sequence_of(48, gives_way=True))
+        assert rows(await engine.whole()) == [(3, 1), (0, 16)]
 
 
 async def test_a_slice_is_one_row_at_least():

@@ -2,9 +2,12 @@
 
 import asyncio
 import io
+import itertools
 import json
+import random
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,9 +16,11 @@ import pytest
 
 from schemas.batch import MAX_LINES
 from schemas.events import Error
-from schemas.subjects import FILES_STREAM, Lane, file_subject, tenant_and_lane
+from schemas.subjects import FILE_META, FILES_STREAM, Lane, file_subject, tenant_and_lane
 from services.batch import shelf
 from services.bus import records
+from services.settings import Bus as BusSettings
+from tests.bus.throwaway import throwaway_server
 from tests.gateway.conftest import MakePipeline, Pipeline, _numbers
 from tests.gateway.scripted_worker import Work, saying
 
@@ -162,6 +167,22 @@ async def test_lines_under_an_alias_run_here(make_pipeline: MakePipeline) -> Non
     assert found["a"]["response"]["body"]["model"] == aliased.model
 
 
+async def test_what_begins_alike_reaches_the_worker_together(pipeline: Pipeline, client: openai.AsyncOpenAI) -> None:
+    begun: list[str] = []
+
+    async def script(work: Work) -> None:
+        begun.append(made[int(str(work.job.id).rpartition("-")[2]) - 1]["custom_id"].split("/")[0])
+        await saying("well")(work)
+
+    pipeline.worker.script = script
+    made = [line(pipeline, f"{group}/{number}", f"group {group} " * 8 + str(number))
+            for group in range(4) for number in range(6)]  # fmt: skip
+    random.Random(7).shuffle(made)
+    batch = await ended(client, await submitted(client, lines(*made)))
+    assert batch.request_counts.completed == 24 and len(begun) == 24
+    assert sum(earlier != later for earlier, later in itertools.pairwise(begun)) == 3, begun
+
+
 async def test_cancel(pipeline: Pipeline, client: openai.AsyncOpenAI) -> None:
     async def script(work: Work) -> None:
         await work.say(work.start())
@@ -275,6 +296,39 @@ async def test_a_file_that_is_too_large_leaves_nothing(
     parts = await records.latest(pipeline.bus, FILES_STREAM, file_subject("default", "*", "*"))
     names = {part.subject.split(".")[3] for part in parts}
     assert all([part for part in parts if part.subject.endswith(f"{name}.meta")] for name in names)
+
+
+async def test_a_file_with_an_end(pipeline: Pipeline, client: openai.AsyncOpenAI) -> None:
+    month_s = 30 * 86_400
+    file = await client.files.create(file=b"{}", purpose="batch")
+    assert file.expires_at == file.created_at + month_s
+    after: Any = {"anchor": "created_at", "seconds": 3600}
+    file = await client.files.create(file=b"{}", purpose="batch", expires_after=after)
+    assert file.expires_at == file.created_at + 3600
+    for wrong in ({**after, "seconds": 3599}, {**after, "seconds": month_s + 1}, {**after, "anchor": "last_use"}):
+        with pytest.raises(openai.BadRequestError, match="expires_after"):
+            await client.files.create(file=b"{}", purpose="batch", expires_after=wrong)
+    with pytest.raises(openai.BadRequestError, match="too long"):
+        await client.files.create(file=b"{}", purpose="x" * 2000)  # type: ignore[arg-type]
+    firsts, metas = [
+        {subject.split(".")[3] for subject in await records.subjects(pipeline.bus, FILES_STREAM, of_part)}
+        for of_part in (file_subject("default", "*", 0), file_subject("default", "*", FILE_META))
+    ]
+    assert firsts <= metas, "what was refused has left something"
+
+
+async def test_storage_that_is_full(make_pipeline: MakePipeline, tmp_path: Path) -> None:
+    settings = BusSettings(files_max_bytes=1_000_000, sync_interval="2s")
+    with throwaway_server(tmp_path, settings=settings) as server:
+        pipeline = await make_pipeline(bus=settings, url=server.url)
+        async with openai.AsyncOpenAI(base_url=pipeline.url + "/v1", api_key="none", max_retries=0) as client:
+            kept = await client.files.create(file=b"x" * 600_000, purpose="batch")
+            with pytest.raises(openai.InternalServerError) as refused:
+                await client.files.create(file=b"x" * 600_000, purpose="batch")
+            assert refused.value.status_code == 507 and refused.value.code == "storage_full"
+            assert [file.id async for file in client.files.list()] == [kept.id]
+            await client.files.delete(kept.id)
+            await client.files.create(file=b"x" * 600_000, purpose="batch")
 
 
 async def test_a_file_comes_back_as_it_went(client: openai.AsyncOpenAI) -> None:

@@ -70,7 +70,7 @@ class FakeRole:
         self.handed_back = asyncio.Event()
         self.timeout_s = 60.0  # of a job that waits to run alone
 
-    def has_budget(self, num_preparing: int) -> bool:
+    def has_budget(self, lane: Lane, num_preparing: int) -> bool:
         return True
 
     def expect(self, run: JobRun) -> None:
@@ -124,12 +124,12 @@ class Worker:
         )
         self.process = WorkerProcess(bus.name, runtime, bus, self.beats, self.role)
 
-    async def submit(self, job: str, work: Work | None = None) -> str:
+    async def submit(self, job: str, work: Work | None = None, lane: Lane = Lane.INTERACTIVE) -> str:
         """Publishes a job that runs `work`; its origin."""
         if work is not None:
             self.role.works[job] = work
         body = encode({"id": job, "prompt": "x"})
-        return await (await submit_job(self.bus, "default", self.model, Lane.INTERACTIVE, body)).origin(self.bus)
+        return await (await submit_job(self.bus, "default", self.model, lane, body)).origin(self.bus)
 
 
 @pytest.fixture
