@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from services.engine.drafter import Drafter
 from services.engine.engine import Outcome, Work
@@ -18,6 +19,13 @@ def _ignore(_: int) -> None:
     return None
 
 
+class Guess(NamedTuple):
+    """Of the next tokens. `chances[k]`: that the first k + 1 of `tokens` come true."""
+
+    tokens: list[int]
+    chances: list[float]
+
+
 @dataclass(eq=False, slots=True)
 class Sequence:
     """`token_ids[:num_computed]` have K and V in `pages`; the rest is known but not computed yet.
@@ -27,7 +35,7 @@ class Sequence:
     `on_block_full(i)` is called when block `i` has its last token computed. `is_paused` holds the sequence back
     for a pass. `recheck` compares those of its known tokens whose rows are computed here.
     `drafter` guesses what comes next, for a sequence of one sampler that will have at most `max_tokens` in all. What
-    it guessed right is told as if each token had had a pass of its own.
+    was guessed right is told as if each token had had a pass of its own.
     """
 
     token_ids: list[int]
@@ -53,15 +61,25 @@ class Sequence:
             return 0
         return max(0, self.max_tokens - len(self.token_ids) - 1)
 
-    def work(self, pool: PagePool, max_rows: int, num_draft: int = 0) -> Work:
+    def guess(self, count: int) -> Guess:
+        """At most `count` guesses, of `max_draft`: where a grammar leaves no choice they are certain."""
+        if self.drafter is None or count == 0:
+            return Guess([], [])
+        (sampler,) = self.samplers
+        forced = sampler.forced()[:count]
+        if forced:
+            return Guess(forced, [1.0] * len(forced))
+        chances = self.drafter.chances(count)
+        draft = self.drafter.draft(len(chances)) if chances else []
+        possible = sampler.num_possible(draft) if draft else 0
+        return Guess(draft[:possible], chances[:possible])
+
+    def work(self, pool: PagePool, max_rows: int, draft: list[int]) -> Work:
         """The next at most `max_rows` rows, with pages for them taken from the sequence's reservation.
 
-        `num_draft`: of `max_draft`, guesses whose rows are computed beside.
+        `draft`: at most `max_draft` tokens that may come next, whose rows are computed beside.
         """
         end = self.num_computed + min(max_rows, self.num_missing)
-        draft = self.drafter.draft(num_draft) if self.drafter is not None and num_draft else []
-        for sampler in self.samplers if draft else ():
-            draft = draft[: sampler.num_possible(draft)]
         num_pages = -(-(end + len(draft)) // pool.block_tokens)
         while len(self.pages) < num_pages:
             self.pages.append(pool.take())

@@ -19,6 +19,8 @@ from services.text.vocabulary import Vocabulary
 
 Mask = npt.NDArray[np.uint32]
 """A bit an id, lowest first: `[ceil(V / 32)]`."""
+Masks = npt.NDArray[np.uint32]
+"""Several of them: `[n, ceil(V / 32)]`."""
 
 Encode = Callable[[str], list[int]]
 
@@ -97,19 +99,40 @@ class Matcher:
         """`token` is the next one. What does not fit is told by the next `mask`."""
         self._matcher.consume_token(token)
 
-    def mask(self, since: Sequence[int] = ()) -> Mask:
-        """Of the tokens that may come next; `since`: tokens before it that are not settled yet, as many as fit.
+    def mask(self) -> Mask:
+        """Of the tokens that may come next. Raises `GrammarFailed`."""
+        masks = self.nothing(1)
+        self.fill(masks, ())
+        mask: Mask = masks[0]
+        return mask
 
-        Raises `GrammarFailed`.
+    def nothing(self, count: int) -> Masks:
+        """`count` masks that allow nothing."""
+        return np.zeros((count, self._num_words), dtype=np.uint32)
+
+    def fill(self, masks: Masks, draft: Sequence[int]) -> None:
+        """`masks[0]` becomes what may come next, and each other one what may come behind a token more of `draft`.
+
+        Behind what does not fit, or takes too long, nothing is allowed; what takes too long is told by the next call
+        too. Raises `GrammarFailed` where nothing may come next. Lets other threads run.
         """
-        matcher, mask = self._matcher, np.zeros(self._num_words, dtype=np.uint32)
-        num_taken = matcher.try_consume_tokens(list(since)) if since else 0  # an end token behind the end is not
-        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        matcher, at, step, num_taken = self._matcher, masks.ctypes.data, masks.strides[0], 0
+        for ahead, mask in enumerate(masks):
+            if ahead and not matcher.try_consume_tokens([draft[ahead - 1]]):
+                break
+            num_taken += ahead > 0
+            matcher.unsafe_compute_mask_ptr(at + ahead * step, step)
+            if matcher.is_error() or not mask.any():
+                mask[:] = 0
+                break
         if num_taken:
             matcher.rollback(num_taken)
-        if matcher.is_error() or not mask.any():
+        if not masks[0].any():
             raise GrammarFailed(_told(matcher.get_error()) or "no token of this model goes on", param="response_format")
-        return mask
+
+    def forced(self) -> list[int]:
+        """The next tokens, as far as it leaves no choice about them; none where it leaves one."""
+        return list(self._matcher.compute_ff_tokens())
 
     def num_fitting(self, tokens: Sequence[int]) -> int:
         """How many of `tokens`, the next ones, the grammar allows."""

@@ -59,8 +59,9 @@ async def test_the_stream_is_the_same(tiny_pipelines: Pipelines, monkeypatch: py
         guesses.count(pipeline)
         guessed = await pipeline.ask(**job_of(kind))
         assert guesses.num_accepted > NUM_TOKENS // 3
-        # Wrong guesses are the token 3, which no list of these answers has: those are not even computed.
-        assert bool(guesses.num_refused) == (kind != "a grammar")
+        # Wrong guesses are the token 3, which no list of these answers has: those are not even computed. Of two choices
+        # one may be taken for the other.
+        assert kind == "two grammars" or bool(guesses.num_refused) == (kind != "a grammar")
     assert guessed.essence == plain.essence
     assert isinstance(guessed.end, Done)
     indices = [event.index for event in guessed.events if isinstance(event, Token) and event.choice == 0]

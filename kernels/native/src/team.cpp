@@ -45,6 +45,10 @@ void stay_on(const std::vector<int32_t>& cores) {
 
 }  // namespace
 
+void wait_for(const int32_t* flag) {
+    wait_until([&] { return __atomic_load_n(flag, __ATOMIC_ACQUIRE) != 0; });
+}
+
 void Barrier::wait(int32_t count) {
     if (count == 1) return;
     const uint32_t round = round_.load(std::memory_order_acquire);
