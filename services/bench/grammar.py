@@ -15,7 +15,7 @@ from services.bench.engine import Row, load_model
 from services.engine.engine import Engine, Outcome, Work
 from services.engine.pages import PagePool
 from services.engine.sampler import Sampler
-from services.engine.speculation import share_out
+from services.engine.speculation import NO_MARGIN, share_out
 from services.models.registry import resolve
 from services.settings import Settings
 from services.text.grammar import Grammar
@@ -129,7 +129,8 @@ class _Group:
             return [[] for _ in range(batch)]
         forced = [sampler.forced()[: self._max_forced] for sampler in self._samplers]
         chances = [[1.0] * len(tokens) for tokens in forced]
-        counts = share_out(chances, batch, batch, self._engine.step_cost, batch * self._max_forced)
+        cost = self._engine.step_cost
+        counts = share_out(chances, batch, batch, cost, batch * self._max_forced, certain=NO_MARGIN)
         return [tokens[:count] for tokens, count in zip(forced, counts, strict=True)]
 
     def _work(self, number: int, draft: list[int]) -> Work:

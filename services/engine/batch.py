@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from services.bus.progress import Progress
 from services.engine.engine import Engine, Outcome, Work
 from services.engine.sequence import Sequence
-from services.engine.speculation import share_out
+from services.engine.speculation import MARGIN, NO_MARGIN, share_out
 
 
 def _nothing() -> None:
@@ -163,7 +163,9 @@ class Batch:
             return [[] for _ in generating]
         guesses = [sequence.guess(limit) for sequence, limit in zip(generating, limits, strict=True)]
         chances = [guess.chances for guess in guesses]
-        counts = share_out(chances, len(generating), len(generating), self._engine.step_cost, budget)
+        certain = NO_MARGIN if all(sequence.is_held for sequence in generating) else MARGIN
+        num, cost = len(generating), self._engine.step_cost
+        counts = share_out(chances, num, num, cost, budget, certain=certain)
         return [guess.tokens[:count] for guess, count in zip(guesses, counts, strict=True)]
 
     def _rows_beside(self) -> int:

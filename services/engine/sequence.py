@@ -55,6 +55,11 @@ class Sequence:
         return len(self.token_ids) - self.num_computed
 
     @property
+    def is_held(self) -> bool:
+        """To a grammar, which may leave no choice now and then."""
+        return all(sampler.matcher is not None for sampler in self.samplers)
+
+    @property
     def max_draft(self) -> int:
         """So many tokens may be guessed beside the next one. None while several rows are missing."""
         if self.drafter is None or self.num_missing != 1:
