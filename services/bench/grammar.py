@@ -62,9 +62,11 @@ def run(settings: Settings, threads: int, batches: Sequence[int], num_steps: int
         served = _Group(engine, prompt, pages[batch : 2 * batch], compiled, max_forced)
         free = _Group(engine, prompt, pages[2 * batch :], None)
         try:
-            for _ in range(num_steps):
-                for group in (masked, free, served):
-                    group.step()
+            for step in range(num_steps):
+                masked.step()
+                free.step()
+                if served.length <= step:  # the others' texts are as long then
+                    served.step()
         finally:
             engine.close()
         yield {
@@ -104,6 +106,11 @@ class _Group:
     @property
     def step_ms(self) -> float:
         return round(1000 * statistics.median(self._times_s[1:]), 3)
+
+    @property
+    def length(self) -> float:
+        """Tokens of a sequence, on average."""
+        return sum(self._num_tokens) / len(self._pages)
 
     @property
     def token_s(self) -> float:
