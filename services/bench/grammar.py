@@ -65,7 +65,7 @@ def run(settings: Settings, threads: int, batches: Sequence[int], num_steps: int
             for step in range(num_steps):
                 masked.step()
                 free.step()
-                if served.length <= step:  # the others' texts are as long then
+                if step < 2 or served.length <= step:  # the others' texts are as long then
                     served.step()
         finally:
             engine.close()
