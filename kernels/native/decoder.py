@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels.native.crowd import Crowd
+from kernels.native.gate import DrawGate
 from kernels.native.library import ffi, load
 from kernels.native.sampler import fill
 from kernels.page_form import PageForm
@@ -237,6 +238,11 @@ class Call:
         fields.sampled = ffi.cast("uint32_t *", ids.ctypes.data)
         fields.status = ffi.cast("uint8_t *", status.ctypes.data)
         return ids, status
+
+    def draw_behind(self, gate: DrawGate) -> None:
+        """What the draws allow is written until that is open."""
+        self._kept.append(gate)
+        self.fields.allowed_known = gate.flag
 
 
 def attend(

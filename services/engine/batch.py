@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from services.bus.progress import Progress
 from services.engine.engine import Engine, Outcome, Work
 from services.engine.sequence import Sequence
-from services.engine.speculation import share_out
+from services.engine.speculation import MARGIN, NO_MARGIN, share_out
 
 # Of those that give way. Beside a busy neighbour, whose cores it has not, a worker computes a chunk in twice the time.
 PASSES_A_CHUNK = 4
@@ -159,8 +159,8 @@ class Batch:
         elif catching_up:
             budget = min(budget, self._rows_that_give_way)
         works = [
-            sequence.work(pool, 1, num_draft)
-            for sequence, num_draft in zip(generating, self._drafts(generating, budget, catching_up), strict=True)
+            sequence.work(pool, 1, draft)
+            for sequence, draft in zip(generating, self._drafts(generating, budget, catching_up), strict=True)
         ]
         members = list(generating)
         if generating:
@@ -169,22 +169,23 @@ class Batch:
             if budget == 0:
                 break
             to_grid = self._chunk_tokens - sequence.num_computed % self._chunk_tokens
-            work = sequence.work(pool, min(to_grid, budget))
+            work = sequence.work(pool, min(to_grid, budget), [])
             budget -= len(work.token_ids)
             members.append(sequence)
             works.append(work)
         return members, works
 
-    def _drafts(self, generating: list[Sequence], budget: int, catching_up: list[Sequence]) -> list[int]:
-        """How many guesses are computed for each; none while somebody catches up, whose rows are certain."""
+    def _drafts(self, generating: list[Sequence], budget: int, catching_up: list[Sequence]) -> list[list[int]]:
+        """The guesses that are computed for each; none while somebody catches up, whose rows are certain."""
         limits = [min(self._max_draft, budget, sequence.max_draft) for sequence in generating]
         if catching_up or not any(limits):
-            return [0] * len(generating)
-        chances = [
-            sequence.drafter.chances(limit) if limit and sequence.drafter is not None else []
-            for sequence, limit in zip(generating, limits, strict=True)
-        ]
-        return share_out(chances, len(generating), len(generating), self._engine.step_cost, budget)
+            return [[] for _ in generating]
+        guesses = [sequence.guess(limit) for sequence, limit in zip(generating, limits, strict=True)]
+        chances = [guess.chances for guess in guesses]
+        certain = NO_MARGIN if all(sequence.is_held for sequence in generating) else MARGIN
+        num, cost = len(generating), self._engine.step_cost
+        counts = share_out(chances, num, num, cost, budget, certain=certain)
+        return [guess.tokens[:count] for guess, count in zip(guesses, counts, strict=True)]
 
     def _rows_beside(self) -> int:
         """Of those that catch up."""

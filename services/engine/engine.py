@@ -15,21 +15,27 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from kernels.sampling import Draw
 from schemas.errors import GrammarFailed, NotFinite
 from services.engine.lease import Cores
+from services.engine.masking import Allowed, Masking, has_core_beside
 from services.engine.model import Model, Span
 from services.engine.pages import PagePool
 from services.engine.rate import Rate
 from services.engine.recheck import Recheck
 from services.engine.sampler import Sampled, Sampler, not_finite
 from services.engine.step_cost import StepCost
-from services.engine.stepper import Found, Passed, Stepper, Wanted
+from services.engine.stepper import Found, Gate, Passed, Stepper, Wanted
 
 MIN_PREFILL_ROWS = 16
 
 T = TypeVar("T")
+
+
+def _nothing() -> None:
+    return None
 
 
 @dataclass(slots=True)
@@ -50,7 +56,7 @@ class Work:
     index: int = 0
     recheck: Recheck | None = None
     draft: list[int] = field(default_factory=list)
-    failure: GrammarFailed | None = None  # known before anything is computed
+    allowed: list[Allowed | None] = field(init=False, default_factory=list)  # of each sampler, once it is `wanted`
 
     @property
     def num_rows(self) -> int:
@@ -65,18 +71,32 @@ class Work:
         """Of the rows, whose first is `first_row` of the pass."""
         wanted = [Wanted(first_row + position - self.start, None) for position in self.rechecked]
         last = first_row + len(self.token_ids) - 1
-        try:
-            return wanted + [
-                Wanted(last + ahead, self._draw(sampler, ahead))
-                for sampler in self.samplers
-                for ahead in range(1 + len(self.draft))
-            ]
-        except GrammarFailed as error:
-            self.failure = error
-            return wanted
+        self.allowed = [
+            None if sampler.matcher is None else Allowed(sampler.matcher, self.draft) for sampler in self.samplers
+        ]
+        return wanted + [
+            Wanted(last + ahead, self._draw(number, ahead))
+            for number in range(len(self.samplers))
+            for ahead in range(1 + len(self.draft))
+        ]
 
-    def _draw(self, sampler: Sampler, ahead: int) -> Draw | None:
-        return sampler.draw(self.index + ahead, self.draft[:ahead]) if sampler.is_plain else None
+    def sampled(self, number: int, answer: Found, since: Seq[int] = ()) -> Sampled:
+        """By sampler `number`, behind the guesses `since`. Raises `NotFinite`, and `GrammarFailed` without any."""
+        allowed, ahead = self.allowed[number], len(since)
+        if allowed is not None and allowed.failure is not None:
+            raise allowed.failure
+        if answer is None:
+            raise not_finite()
+        if isinstance(answer, int):
+            return Sampled(answer, None)
+        mask = None if allowed is None else allowed.mask(ahead)
+        return self.samplers[number].sample(answer, self.index + ahead, since, mask)
+
+    def _draw(self, number: int, ahead: int) -> Draw | None:
+        sampler, allowed = self.samplers[number], self.allowed[number]
+        if not sampler.is_plain:
+            return None
+        return sampler.draw(self.index + ahead, None if allowed is None else allowed.mask(ahead))
 
 
 Failure = NotFinite | GrammarFailed
@@ -98,6 +118,8 @@ class Engine:
         self.step_cost = StepCost()
         self._stepper = model if isinstance(model, Stepper) else None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
+        self._masking = Masking()
+        self._num_threads = torch.get_num_threads()
 
     async def run(self, works: Seq[Work]) -> list[Outcome]:
         """One pass. An outcome is the sampled tokens, or the error that concerns this `Work` alone."""
@@ -111,7 +133,9 @@ class Engine:
         """The same on the calling thread."""
         if self._cores is None:
             return self._run(works)
-        self.model.use_threads(self._cores.begin())
+        lease = self._cores.begin()
+        self._num_threads = lease.own + lease.lent
+        self.model.use_threads(lease)
         try:
             return self._run(works)
         finally:
@@ -126,7 +150,8 @@ class Engine:
         spans = [Span(work.start, work.num_rows, work.pages) for work in works]
         self.num_passes += 1
         began_s = time.perf_counter()
-        found, finite = self._pass(token_ids, spans, [want for wants in wanted for want in wants])
+        allowed = [one for work in works for one in work.allowed if one is not None]
+        found, finite = self._pass(token_ids, spans, [want for wants in wanted for want in wants], allowed)
         self._note_time(len(token_ids), time.perf_counter() - began_s)
         computed_s = time.perf_counter()
         answers, row, outcomes = iter(found), 0, []
@@ -139,10 +164,24 @@ class Engine:
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)
+        self._masking.close()
 
-    def _pass(self, token_ids: Seq[int], spans: Seq[Span], wanted: Seq[Wanted]) -> Passed:
+    def _pass(self, token_ids: Seq[int], spans: Seq[Span], wanted: Seq[Wanted], allowed: Seq[Allowed]) -> Passed:
+        """What is `allowed` is known when it returns."""
+        if not (allowed and has_core_beside(self._num_threads)):
+            for one in allowed:
+                one.find()
+            return self._computed(token_ids, spans, wanted, None)
+        gate = self._stepper.new_gate() if self._stepper is not None else None
+        finding = self._masking.begin(allowed, _nothing if gate is None else gate.open)
+        try:
+            return self._computed(token_ids, spans, wanted, gate)
+        finally:
+            finding.result()
+
+    def _computed(self, token_ids: Seq[int], spans: Seq[Span], wanted: Seq[Wanted], gate: Gate | None) -> Passed:
         if self._stepper is not None:
-            return self._stepper.step(token_ids, spans, self.pool.data, wanted)
+            return self._stepper.step(token_ids, spans, self.pool.data, wanted, gate)
         logits = self.model.forward(token_ids, spans, self.pool.data, [want.row for want in wanted]).numpy()
         return Passed(list(logits), self.pool.finite_rows(spans))
 
@@ -162,11 +201,9 @@ def _outcome(work: Work, found: list[Found], finite: npt.NDArray[np.bool_]) -> O
             logits = next(answers)
             assert isinstance(logits, np.ndarray)
             work.recheck.compare(position, logits)
-    if work.failure is not None:
-        return work.failure
     try:
         if not work.draft:
-            return [_sampled(sampler, next(answers), work.index) for sampler in work.samplers]
+            return [work.sampled(number, next(answers)) for number in range(len(work.samplers))]
     except (NotFinite, GrammarFailed) as error:
         return error
     return _accepted(work, list(answers), finite[len(work.token_ids) :])
@@ -174,14 +211,13 @@ def _outcome(work: Work, found: list[Found], finite: npt.NDArray[np.bool_]) -> O
 
 def _accepted(work: Work, answers: list[Found], finite: npt.NDArray[np.bool_]) -> Outcome:
     """The tokens of a draft, up to the first that is another or, for the next pass to say so, no number."""
-    (sampler,) = work.samplers
     tokens: list[Sampled] = []
     since: list[int] = []
     for ahead, answer in enumerate(answers):
         if ahead and not finite[ahead - 1]:
             break
         try:
-            sampled = _sampled(sampler, answer, work.index + ahead, since)
+            sampled = work.sampled(0, answer, since)
         except (NotFinite, GrammarFailed) as error:
             if not tokens:
                 return error
@@ -191,11 +227,3 @@ def _accepted(work: Work, answers: list[Found], finite: npt.NDArray[np.bool_]) -
         if ahead == len(work.draft) or sampled.id != work.draft[ahead]:
             break
     return tokens
-
-
-def _sampled(sampler: Sampler, answer: Found, index: int, since: Seq[int] = ()) -> Sampled:
-    if answer is None:
-        raise not_finite()
-    if isinstance(answer, int):
-        return Sampled(answer, None)
-    return sampler.sample(answer, index, since)

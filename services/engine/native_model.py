@@ -8,11 +8,12 @@ from torch import Tensor
 
 from kernels.arithmetic import Arithmetic
 from kernels.native.decoder import Call, Decoder, DecoderLayer, DecoderShape, NativeLinear
+from kernels.native.gate import DrawGate
 from kernels.reference.rope import RopeTable
 from schemas.errors import SetupError
 from services.engine.lease import Lease
 from services.engine.model import Files, Model, ModelConfig, Span
-from services.engine.stepper import Found, Passed, Wanted
+from services.engine.stepper import Found, Gate, Passed, Wanted
 from services.engine.weight_source import WeightSource, open_weights
 from services.models.weight_layout import LayerLayout, Product, layout_of
 
@@ -68,12 +69,25 @@ class NativeModel(Model):
         self._run(call)
         return logits
 
-    def step(self, token_ids: Sequence[int], spans: Sequence[Span], pool: Tensor, wanted: Sequence[Wanted]) -> Passed:
-        """As `services.engine.engine.Stepper`: one call for the pass and what is drawn from it."""
+    def new_gate(self) -> DrawGate:
+        return DrawGate()
+
+    def step(
+        self,
+        token_ids: Sequence[int],
+        spans: Sequence[Span],
+        pool: Tensor,
+        wanted: Sequence[Wanted],
+        gate: Gate | None = None,
+    ) -> Passed:
+        """As `services.engine.stepper.Stepper`: one call for the pass and what is drawn from it."""
         rows = sorted({want.row for want in wanted})
         number = {row: index for index, row in enumerate(rows)}
         call = self._call(token_ids, spans, pool, rows)
         ids, status = call.ask_draws([(number[want.row], want.draw) for want in wanted if want.draw is not None])
+        if gate is not None:
+            assert isinstance(gate, DrawGate)
+            call.draw_behind(gate)
         finite = call.ask_finite()
         copied = any(want.draw is None for want in wanted)
         logits = call.ask_logits(self.config.vocab_size).numpy() if copied else None

@@ -50,7 +50,7 @@ class Recheck:
             self._sampler.note(token)
         known = self._known[index]
         try:
-            computed: int | None = self._sampler.sample(logits, index).id
+            computed: int | None = self._sampler.sample(logits, index, allowed=self._sampler.allowed()).id
         except (NotFinite, GrammarFailed):
             computed = None
         if computed != known:

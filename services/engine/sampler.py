@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kernels.sampling import Draw, Row, choose, masked
+from kernels.sampling import Draw, Mask, Row, choose, masked
 from schemas.errors import NotFinite
 from schemas.events import Logprobs
 from schemas.job import Sampling
@@ -39,7 +39,8 @@ class Sampler:
     """One choice of one job. `seed` is resolved; `prompt` is read for the repetition penalty; `matcher` is this
     choice's own and says which tokens are allowed, None: all.
 
-    Methods that take `since`, the tokens before an index that were not noted, need them to be allowed ones.
+    Methods that take `since`, the tokens before an index that were not noted, and `allowed`, what the matcher allows
+    behind these, need both to fit.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Sampler:
         self._sampling = sampling
         self._seed = seed
         self._choice = choice
-        self._matcher = matcher
+        self.matcher = matcher
         self._generated: Counter[int] = Counter()
         self._greedy = sampling.temperature < GREEDY_TEMPERATURE or sampling.top_k == 1 or sampling.top_p == 0.0
         self._inv_temperature = 1.0 if self._greedy else float(np.float32(1.0 / sampling.temperature))
@@ -64,8 +65,8 @@ class Sampler:
 
     def note(self, token_id: int) -> None:
         """Records a generated token; penalties of later tokens count it, and what is allowed follows from it."""
-        if self._matcher is not None:
-            self._matcher.advance(token_id)
+        if self.matcher is not None:
+            self.matcher.advance(token_id)
         if self._shifts:
             self._generated[token_id] += 1
 
@@ -76,28 +77,33 @@ class Sampler:
 
     def num_possible(self, guesses: Sequence[int]) -> int:
         """How many of `guesses`, the next tokens, may come at all."""
-        return len(guesses) if self._matcher is None else self._matcher.num_fitting(guesses)
+        return len(guesses) if self.matcher is None else self.matcher.num_fitting(guesses)
 
-    def draw(self, index: int, since: Sequence[int] = ()) -> Draw:
-        """How token `index` is chosen from its scores. Raises `GrammarFailed`."""
-        return self._unmasked_draw(index)._replace(allowed=self._matcher.mask(since) if self._matcher else None)
+    def forced(self) -> list[int]:
+        """The next tokens, as far as there is no choice about them."""
+        return [] if self.matcher is None else self.matcher.forced()
 
-    def _unmasked_draw(self, index: int) -> Draw:
+    def allowed(self) -> Mask | None:
+        """The ids that may come next; None: all. Raises `GrammarFailed`."""
+        return None if self.matcher is None else self.matcher.mask()
+
+    def draw(self, index: int, allowed: Mask | None = None) -> Draw:
+        """How token `index` is chosen from its scores."""
         sampling = self._sampling
         chance = 0 if self._greedy else hash64(self._seed, self._choice, index)
-        return Draw(self._greedy, self._inv_temperature, sampling.top_k, sampling.top_p, sampling.min_p, chance)
+        return Draw(
+            self._greedy, self._inv_temperature, sampling.top_k, sampling.top_p, sampling.min_p, chance, allowed
+        )
 
-    def sample(self, logits: Row, index: int, since: Sequence[int] = ()) -> Sampled:
+    def sample(self, logits: Row, index: int, since: Sequence[int] = (), allowed: Mask | None = None) -> Sampled:
         """Token `index` (0 is the first generated one) from `logits: [V] float32`.
 
-        Raises `NotFinite` when a logit is NaN or the largest is infinite, or `GrammarFailed`: the request ends, its
-        mates go on.
+        Raises `NotFinite` when an allowed logit is NaN or the largest is infinite: the request ends, its mates go on.
         """
-        if self._matcher is not None:
-            logits = masked(logits, self._matcher.mask(since))
+        logits = masked(logits, allowed)
         token = None
         if np.isfinite(logits.max()):
-            token = choose(self._shifted(logits, since) if self._shifts else logits, self._unmasked_draw(index))
+            token = choose(self._shifted(logits, since) if self._shifts else logits, self.draw(index))
         if token is None:
             raise not_finite()
         wanted = self._sampling.logprobs

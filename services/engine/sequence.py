@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from services.engine.drafter import Drafter
 from services.engine.engine import Outcome, Work
@@ -18,6 +19,13 @@ def _ignore(_: int) -> None:
     return None
 
 
+class Guess(NamedTuple):
+    """Of the next tokens. `chances[k]`: that the first k + 1 of `tokens` come true."""
+
+    tokens: list[int]
+    chances: list[float]
+
+
 @dataclass(eq=False, slots=True)
 class Sequence:
     """`token_ids[:num_computed]` have K and V in `pages`; the rest is known but not computed yet.
@@ -28,7 +36,7 @@ class Sequence:
     for a pass; one that `gives_way` is computed while no other one catches up. `recheck` compares those of its known
     tokens whose rows are computed here.
     `drafter` guesses what comes next, for a sequence of one sampler that will have at most `max_tokens` in all. What
-    it guessed right is told as if each token had had a pass of its own.
+    was guessed right is told as if each token had had a pass of its own.
     """
 
     token_ids: list[int]
@@ -49,21 +57,36 @@ class Sequence:
         return len(self.token_ids) - self.num_computed
 
     @property
+    def is_held(self) -> bool:
+        """To a grammar, which may leave no choice now and then."""
+        return all(sampler.matcher is not None for sampler in self.samplers)
+
+    @property
     def max_draft(self) -> int:
         """So many tokens may be guessed beside the next one. None while several rows are missing."""
         if self.drafter is None or self.num_missing != 1:
             return 0
         return max(0, self.max_tokens - len(self.token_ids) - 1)
 
-    def work(self, pool: PagePool, max_rows: int, num_draft: int = 0) -> Work:
+    def guess(self, count: int) -> Guess:
+        """At most `count` guesses, of `max_draft`: where a grammar leaves no choice they are certain."""
+        if self.drafter is None or count == 0:
+            return Guess([], [])
+        (sampler,) = self.samplers
+        forced = sampler.forced()[:count]
+        if forced:
+            return Guess(forced, [1.0] * len(forced))
+        chances = self.drafter.chances(count)
+        draft = self.drafter.draft(len(chances)) if chances else []
+        possible = sampler.num_possible(draft) if draft else 0
+        return Guess(draft[:possible], chances[:possible])
+
+    def work(self, pool: PagePool, max_rows: int, draft: list[int]) -> Work:
         """The next at most `max_rows` rows, with pages for them taken from the sequence's reservation.
 
-        `num_draft`: of `max_draft`, guesses whose rows are computed beside.
+        `draft`: at most `max_draft` tokens that may come next, whose rows are computed beside.
         """
         end = self.num_computed + min(max_rows, self.num_missing)
-        draft = self.drafter.draft(num_draft) if self.drafter is not None and num_draft else []
-        for sampler in self.samplers if draft else ():
-            draft = draft[: sampler.num_possible(draft)]
         num_pages = -(-(end + len(draft)) // pool.block_tokens)
         while len(self.pages) < num_pages:
             self.pages.append(pool.take())

@@ -29,9 +29,22 @@ class Passed(NamedTuple):
     finite: npt.NDArray[np.bool_]
 
 
+class Gate(Protocol):
+    def open(self) -> None:
+        """What was written before is seen by who waited. Called once, by any thread."""
+
+
 @runtime_checkable
 class Stepper(Protocol):
     """A model that samples in the same call, so that logits need not leave it."""
 
-    def step(self, token_ids: Seq[int], spans: Seq[Span], pool: Tensor, wanted: Seq[Wanted]) -> Passed:
-        """Computes the rows as `Model.forward` does. `wanted`: rows ascending, one may be asked for several times."""
+    def new_gate(self) -> Gate:
+        """For one step."""
+
+    def step(
+        self, token_ids: Seq[int], spans: Seq[Span], pool: Tensor, wanted: Seq[Wanted], gate: Gate | None
+    ) -> Passed:
+        """Computes the rows as `Model.forward` does. `wanted`: rows ascending, one may be asked for several times.
+
+        With a `gate`, what the draws allow need not be known before that is open.
+        """

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.engine.drafter import NGRAMS, Drafter
-from services.engine.speculation import share_out
+from services.engine.speculation import NO_MARGIN, share_out
 from services.engine.step_cost import StepCost
 from tests.engine.requests import CheapRows
 
@@ -85,6 +85,12 @@ def test_rows_go_to_the_likeliest_guesses_while_they_pay():
         "the likeliest that there is room for"
     )
     assert share_out([[0.9, 0.8]], 1, 1, cost, 0) == [0]
+
+
+def test_what_is_certain_needs_no_margin_among_those_who_have_it():
+    cost, guesses = CheapRows(0.09), [[1.0, 1.0], [0.99], *[[]] * 8]
+    assert share_out(guesses, 10, 10, cost, 99) == [0] * 10
+    assert share_out(guesses, 10, 10, cost, 99, certain=NO_MARGIN) == [2, *[0] * 9]
 
 
 def test_a_line_is_found_in_noise_and_followed():

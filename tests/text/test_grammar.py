@@ -11,7 +11,7 @@ import pytest
 
 from schemas.errors import GrammarFailed, InvalidRequest
 from schemas.response_format import ToolCall
-from services.text.grammar import Compiler, Mask, Matcher
+from services.text.grammar import Compiler, Mask, Masks, Matcher
 from services.text.grammar_source import Source
 from services.text.narrowing import MAX_NUMBER, narrowed
 from services.text.vocabulary import Vocabulary
@@ -36,6 +36,12 @@ def matcher_of(schema: Any, *tokens: int) -> Matcher:
     for token in tokens:
         matcher.advance(token)
     return matcher
+
+
+def ahead(matcher: Matcher, guesses: list[int]) -> Masks:
+    masks = matcher.nothing(1 + len(guesses))
+    matcher.fill(masks, guesses)
+    return masks
 
 
 def encoded(text: str) -> list[int]:
@@ -99,8 +105,7 @@ def test_a_mask_follows_from_the_tokens_alone() -> None:
     for count, token in enumerate(tokens):
         guesses = tokens[count : count + 5]
         assert asked.num_fitting([*guesses, EOS, EOS]) >= len(guesses)
-        ahead = [asked.mask(guesses[:n]) for n in range(len(guesses) + 1)]
-        for n, mask in enumerate(ahead):
+        for n, mask in enumerate(ahead(asked, guesses)):
             fresh = matcher_of(schema, *tokens[: count + n]).mask()
             assert np.array_equal(mask, fresh)
         asked.advance(token)
@@ -111,7 +116,7 @@ def test_guesses_are_fitting_as_far_as_they_are_allowed() -> None:
     assert matcher.num_fitting(encoded('"abc"')) == 5
     assert matcher.num_fitting(encoded('"abx"')) == 3
     assert matcher.num_fitting(encoded("x")) == 0
-    assert ids_of(matcher.mask(encoded('"ab'))) == sorted(encoded("cd"))
+    assert ids_of(ahead(matcher, encoded('"ab'))[3]) == sorted(encoded("cd"))
     assert ids_of(matcher.mask()) == encoded('"')
 
 
@@ -122,8 +127,21 @@ def test_guesses_beyond_the_end_leave_no_trace(before: str) -> None:
     rest = encoded('["a"]')[len(before) :]
     for guesses in ([*rest, EOS], [*rest, EOS, EOS], [*rest, *encoded("x")]):
         assert len(rest) <= matcher.num_fitting(guesses) <= len(rest) + 1
-        matcher.mask(guesses)
+        ahead(matcher, guesses)
         assert np.array_equal(matcher.mask(), mask)
+
+
+@pytest.mark.parametrize("before", ["", '{"nam', '{"name": "x", "co', '{"name": "x", "count": 3'])
+def test_where_there_is_no_choice_it_tells_how_it_goes_on(before: str) -> None:
+    """As far as each of these tokens is the only one that is allowed; and telling it changes nothing."""
+    properties = {"name": {"type": "string"}, "count": {"type": "integer"}}
+    schema = {"type": "object", "properties": properties, "required": ["name", "count"], "additionalProperties": False}
+    matcher = matcher_of(schema, *encoded(before))
+    forced = matcher.forced()
+    assert bool(forced) == (not before.endswith("3"))
+    for n, token in enumerate(forced):
+        assert ids_of(matcher_of(schema, *encoded(before), *forced[:n]).mask()) == [token]
+    assert ids_of(matcher.mask()) == ids_of(matcher_of(schema, *encoded(before)).mask())
 
 
 def test_a_token_that_is_not_allowed_is_told() -> None:

@@ -131,6 +131,8 @@ KVR_API int kvr_model_run(kvr_model* model, const kvr_pass* pass) { return model
 
 KVR_API int64_t kvr_model_waited_ns(const kvr_model* model) { return model->waited_ns(); }
 
+KVR_API void kvr_tell(int32_t* flag) { __atomic_store_n(flag, 1, __ATOMIC_RELEASE); }
+
 KVR_API int64_t kvr_sample_scratch_bytes(int64_t vocab) { return kvr::sample_scratch_bytes(vocab); }
 
 KVR_API int kvr_sample(const float* logits, int64_t vocab, const kvr_sampling* params, uint32_t* id, void* scratch) {

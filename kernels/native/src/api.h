@@ -32,7 +32,8 @@ typedef struct {
 // `pages[span_pages[s]]`. `logit_rows`: [num_logits], ascending; `logits`: [num_logits, vocab] or null. Draw i is from
 // the logits of number `draw_from[i]`, its id goes to `sampled[i]` and to `status[i]` 0, or 1 where they are not finite.
 // `finite`: [rows] or null. Only the first `own_threads` go on
-// once `*revoked` is not 0 (or null: all do).
+// once `*revoked` is not 0 (or null: all do). Nothing is drawn before `*allowed_known` is not 0 (or null: at once): until
+// then somebody else writes what the draws allow, and says so with `kvr_tell`.
 typedef struct {
     int32_t rows, spans, num_logits, num_draws, threads, page_tokens;
     const int32_t *token_ids, *span_start, *span_rows, *span_pages, *pages, *logit_rows, *draw_from;
@@ -43,6 +44,7 @@ typedef struct {
     uint8_t *status, *finite;
     const int32_t* revoked;
     int32_t own_threads;
+    const int32_t* allowed_known;
 } kvr_pass;
 
 const char* kvr_isa(void);
@@ -66,6 +68,8 @@ void kvr_model_ends(kvr_model* model, const kvr_linear* embedding, const float* 
 int kvr_model_run(kvr_model* model, const kvr_pass* pass);
 // In the last pass, of all threads together: how long they waited for others beyond what a phase may take.
 int64_t kvr_model_waited_ns(const kvr_model* model);
+// What the caller wrote before is seen by who finds `*flag` not 0.
+void kvr_tell(int32_t* flag);
 
 // Chooses one id. `scratch` of `kvr_sample_scratch_bytes(vocab)`, one a thread. 0 ok, 1 not finite.
 int64_t kvr_sample_scratch_bytes(int64_t vocab);

@@ -393,6 +393,7 @@ void Model::finish(Worker& worker) {
     });
     multiply(*head, x, pass.num_logits, logits, shape.vocab, false, worker);
     if (pass.num_draws == 0) return;
+    if (pass.allowed_known != nullptr) wait_for(pass.allowed_known);
     in_pieces(worker, pass.num_draws, 1, [&](int64_t i) {
         const float* row = logits + static_cast<int64_t>(pass.draw_from[i]) * shape.vocab;
         void* own = sample_scratch_.get() + worker.thread * sample_each_;

@@ -21,8 +21,31 @@ static_assert(kBuckets <= kDigits);
 constexpr float kNearBest[] = {3.0f, 8.0f};
 constexpr int64_t kFew = 4096;  // ids that are worth being looked at one by one
 
+/// The ids of a row that are allowed, where these are few: a row of its own, in the caller's scratch before all else.
+struct Allowed {
+    uint32_t ids[kFew];  // ascending
+    float scores[kFew];
+    int64_t count;
+
+    /// False: they are many.
+    bool collect(const float* logits, int64_t vocab, const uint32_t* allowed) {
+        count = 0;
+        for (int64_t word = 0; word * 32 < vocab; ++word) {
+            for (uint32_t bits = allowed[word]; bits != 0; bits &= bits - 1) {
+                const int64_t id = word * 32 + __builtin_ctz(bits);
+                if (id >= vocab) break;
+                if (count == kFew) return false;
+                ids[count] = static_cast<uint32_t>(id);
+                scores[count++] = logits[id];
+            }
+        }
+        return true;
+    }
+};
+
 /// Parts of the caller's scratch for a row of `vocab` scores.
 struct Scratch {
+    Allowed* allowed;
     uint64_t* weights;    // [vocab + kSpill], of `ids`
     uint64_t* sums;       // [ceil(vocab / kSumGroup)], of all scores
     uint64_t* histogram;  // [2 * kDigits]
@@ -38,12 +61,13 @@ struct Scratch {
     static int64_t bytes(int64_t vocab) {
         const int64_t longs = vocab + groups(vocab, kSumGroup) + 2 * kDigits + kSumGroup + 2 * kSpill;
         const int64_t ints = 2 * (vocab + kSpill) + 2 * groups(vocab, kMaxGroup) + vocab;
-        return 8 * longs + 4 * ints + 8;
+        return static_cast<int64_t>(sizeof(Allowed)) + 8 * longs + 4 * ints + 8;
     }
 
     Scratch(void* memory, int64_t vocab) {
         const uintptr_t at = (reinterpret_cast<uintptr_t>(memory) + 7) & ~uintptr_t{7};
-        weights = reinterpret_cast<uint64_t*>(at);
+        allowed = reinterpret_cast<Allowed*>(at);
+        weights = reinterpret_cast<uint64_t*>(allowed + 1);
         sums = weights + vocab + kSpill;
         histogram = sums + groups(vocab, kSumGroup);
         walked = histogram + 2 * kDigits;
@@ -297,7 +321,20 @@ const Passes& passes() {
 int64_t sample_scratch_bytes(int64_t vocab) { return sampling::Scratch::bytes(vocab); }
 
 int sample(const float* logits, int64_t vocab, const kvr_sampling& params, uint32_t* id, void* scratch) {
-    return sampling::Row(sampling::passes(), logits, vocab, params, scratch).choose(id);
+    const sampling::Passes& passes = sampling::passes();
+    if (params.allowed != nullptr) {
+        sampling::Allowed* few = sampling::Scratch(scratch, vocab).allowed;
+        if (few->collect(logits, vocab, params.allowed)) {
+            // What is not allowed weighs nothing, so leaving it out changes no sum and no order.
+            kvr_sampling alone = params;
+            alone.allowed = nullptr;
+            uint32_t chosen = 0;
+            if (few->count == 0 || sampling::Row(passes, few->scores, few->count, alone, scratch).choose(&chosen)) return 1;
+            *id = few->ids[chosen];
+            return 0;
+        }
+    }
+    return sampling::Row(passes, logits, vocab, params, scratch).choose(id);
 }
 
 }  // namespace kvr

@@ -49,6 +49,10 @@ void stay_on(const std::vector<int32_t>& cores) {
 
 }  // namespace
 
+void wait_for(const int32_t* flag) {
+    wait_until([&] { return __atomic_load_n(flag, __ATOMIC_ACQUIRE) != 0; });
+}
+
 int64_t Barrier::wait(int32_t count) {
     if (count == 1) return 0;
     const uint32_t round = round_.load(std::memory_order_acquire);

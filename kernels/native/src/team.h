@@ -10,6 +10,9 @@
 
 namespace kvr {
 
+/// Returns when `*flag` is not 0, and sees what was written before it was set.
+void wait_for(const int32_t* flag);
+
 /// Threads that meet here go on together. Spins, for phases take microseconds; yields when that does not help, for a
 /// thread whose core was taken away must get it back.
 class Barrier {
