@@ -39,14 +39,14 @@ async def post(pipeline: Pipeline, data: bytes, path: str = "/v1/chat/completion
     return response
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("bad", [r"\ud83d", r"\udc4b\ud83d", r"a\udc4b", r"\ud83d\\udc4b"])
 @pytest.mark.parametrize("field", FIELDS)
-async def test_half_a_pair_is_refused_with_its_field(pipeline: Pipeline, field: str, bad: str, stream: bool) -> None:
-    response = await post(pipeline, body(pipeline, stream, **{field: bad}))
-    error = await refused(response)
-    assert (response.status, error["type"]) == (400, "invalid_request_error")
-    assert str(error["param"]).startswith(FIELDS[field]) and not A_CLASS.search(await response.text())
+async def test_half_a_pair_is_refused_with_its_field(pipeline: Pipeline, field: str) -> None:
+    for stream in (False, True):
+        for bad in (r"\ud83d", r"\udc4b\ud83d", r"a\udc4b", r"\ud83d\\udc4b"):
+            response = await post(pipeline, body(pipeline, stream, **{field: bad}))
+            error = await refused(response)
+            assert (response.status, error["type"]) == (400, "invalid_request_error")
+            assert str(error["param"]).startswith(FIELDS[field]) and not A_CLASS.search(await response.text())
     assert await num_published(pipeline) == 0
 
 

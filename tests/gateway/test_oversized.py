@@ -68,7 +68,7 @@ async def test_the_big_are_answered_or_refused_and_the_small_never_notice(pipeli
 
 
 async def test_up_to_the_last_byte(pipeline: Pipeline) -> None:
-    """The longest job that is stored is found by halving: header and payload count, and at no length anything breaks."""
+    """The longest job that is stored, found by halving: header and payload count, and no length breaks anything."""
     fits, too_large = 10_000, 20_000
     while too_large - fits > 1:
         num_tokens = (fits + too_large) // 2

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from services.bus.history import last_message
 from schemas.events import Event
 from services.bus.chain import append
+from services.bus.history import last_message
 from tests.gateway.conftest import MakePipeline, Pipeline
 from tests.gateway.scripted_worker import Work, saying, token
 from tests.gateway.sse import parse
-from tests.gateway.test_failing import connected, endless, ended
+from tests.gateway.test_failing import connected, ended, endless
 
 MB = 1_000_000
 
