@@ -44,6 +44,8 @@ async def num_published(pipeline: Pipeline) -> int:
         (b'"s"', JSON),
         (b'{"a":1, x}', JSON),
         (b'{"model":"m","model":"m"}', JSON),
+        (b'{"model":"m","prompt":"x","messages":[{"role":"user","content":"x"}],"temperature":NaN}', JSON),
+        (b'{"model":"m","prompt":"x","messages":[{"role":"user","content":"x"}],"top_p":Infinity}', JSON),
         (b'{"max_tokens":' + b"9" * 400 + b"}", JSON),
         (b'{"model":"m","prompt":"x","messages":[{"role":"user","content":"x"}],"stream":"yes"}', JSON),
         (b"[" * 1000 + b"]" * 1000, JSON),
