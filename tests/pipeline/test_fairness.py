@@ -34,14 +34,16 @@ async def test_short_prompts_pass_a_long_one_that_is_being_computed(
         batch, engine = pipeline.prefill_worker.role.batch, pipeline.prefill.engine
         run, join = engine.run, batch.join
         are_done, has_begun, joined = False, asyncio.Event(), asyncio.Event()
+        came: list[Any] = []  # the long one's sequence is the first
 
         def joining(sequence: Any) -> None:
+            came.append(sequence)
             join(sequence)
             joined.set()
 
         async def waiting(works: Any) -> Any:
             has_begun.set()
-            while sum(sequence.num_missing > 0 for sequence in batch._sequences) == 1 and not are_done:
+            while came[0].num_missing and not any(other.num_missing for other in came[1:]) and not are_done:
                 joined.clear()
                 await joined.wait()
             return await run(works)
