@@ -32,6 +32,7 @@ async def test_comments_come_before_and_between_tokens_and_end_with_the_answer(m
             num_comments = 0
             while num_comments < 3:
                 read = await response.content.readline()
+                assert read, "the stream has ended"
                 whole += read
                 num_comments += read == b": keep-alive\n"
             go_on.put_nowait(None)
@@ -62,7 +63,7 @@ async def test_the_official_client_sees_data_only(make_pipeline: MakePipeline) -
         async with pipeline.post(pipeline.chat(stream=True, n=2)) as response:
             for _ in range(3):
                 while await response.content.readline() != b": keep-alive\n":
-                    pass
+                    assert not response.content.at_eof()
 
     pipeline.worker.script = script
     async with openai.AsyncOpenAI(base_url=f"{pipeline.url}/v1", api_key="none", max_retries=0) as client:
