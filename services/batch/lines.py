@@ -142,12 +142,17 @@ def _note(custom_id: bytes, number: int, seen: dict[bytes, int], errors: list[Ba
 
 
 def _custom_id(data: bytes) -> bytes:
-    """As far as it can be told of a bad line."""
+    """As far as it can be told of a bad line: as it is spelled there, or anew where something else is no text."""
     try:
-        named = bytes(translate(_named_decoder, data).custom_id)
-        return named if named.startswith(b'"') and find_lone_surrogate(read_object(data)) is None else b"null"
+        name = read_object(data).get("custom_id")
     except KvrelayError:
         return b"null"
+    if not isinstance(name, str) or find_lone_surrogate(name) is not None:
+        return b"null"
+    try:
+        return bytes(translate(_named_decoder, data).custom_id)
+    except KvrelayError:
+        return msgspec.json.encode(name)
 
 
 def _order_key(line: Line) -> bytes:

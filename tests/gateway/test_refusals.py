@@ -41,14 +41,16 @@ async def num_published(pipeline: Pipeline) -> int:
     [
         (b"", JSON),
         (b"[]", JSON),
+        (b"null", JSON),
+        (b'"s"', JSON),
         (b'{"a":1, x}', JSON),
+        (b'{"model":"m","model":"m"}', JSON),
+        (b'{"model":"m","prompt":"x","messages":[{"role":"user","content":"x"}],"temperature":NaN}', JSON),
+        (b'{"model":"m","prompt":"x","messages":[{"role":"user","content":"x"}],"top_p":Infinity}', JSON),
+        (b'{"max_tokens":' + b"9" * 400 + b"}", JSON),
+        (b'{"model":"m","prompt":"x","messages":[{"role":"user","content":"x"}],"stream":"yes"}', JSON),
         (b"[" * 1000 + b"]" * 1000, JSON),
         (b"\xff\xfe", JSON),
-        (b"{}", {"Content-Type": "text/plain"}),
-        (b"{}", {"Content-Type": ""}),
-        (b"{}", {"Content-Type": "application/json; charset=utf-16"}),
-        (b"{}", {"Content-Type": "application/json; charset=nonsense"}),
-        (b"\x1f\x8b\x08\x00", {**JSON, "Content-Encoding": "gzip"}),
         (b"\x1f\x8b\x08\x00", JSON),
     ],
 )
@@ -58,6 +60,29 @@ async def test_bodies(pipeline: Pipeline, path: str, data: bytes, headers: dict[
         error = await refused(response)
     assert response.status == 400
     assert error["type"] == "invalid_request_error"
+    assert await num_published(pipeline) == 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "named"),
+    [
+        ({}, "Content-Type"),
+        ({"Content-Type": ""}, "Content-Type"),
+        ({"Content-Type": "text/plain"}, "Content-Type"),
+        ({"Content-Type": "application/json; charset=utf-16"}, "charset"),
+        ({"Content-Type": "application/json; charset=nonsense"}, "charset"),
+        ({**JSON, "Content-Encoding": "gzip"}, "compressed"),
+        ({"Content-Type": "Application/JSON; charset=UTF-8"}, ""),
+    ],
+)
+async def test_how_a_good_body_is_sent(pipeline: Pipeline, headers: dict[str, str], named: str) -> None:
+    data, url = json.dumps(pipeline.chat("hi")).encode(), pipeline.url + "/v1/chat/completions"
+    async with pipeline.session.post(url, data=data, headers=headers, skip_auto_headers=["Content-Type"]) as response:
+        if not named:
+            assert response.status == 200
+            return
+        error = await refused(response)
+    assert (response.status, error["type"]) == (400, "invalid_request_error") and named in error["message"]
     assert await num_published(pipeline) == 0
 
 

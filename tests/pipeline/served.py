@@ -1,4 +1,4 @@
-"""A gateway in front of the real model's pipeline, in the test's own process."""
+"""A gateway in front of a pipeline, in the test's own process."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ MODEL = "smollm2-135m-instruct"
 async def gateway_of(pipeline: LocalPipeline) -> AsyncIterator[str]:
     """Its base URL, with `/v1`."""
     settings = msgspec.structs.replace(Settings(), api=Api(port=0, resume_grace_s=0.0))
-    gateway = Gateway(settings, pipeline.bus, "gateway-test", {MODEL: pipeline.text})
+    gateway = Gateway(settings, pipeline.bus, "gateway-test", {pipeline.text.slug: pipeline.text})
     await gateway.start()
     try:
         yield f"{gateway.url}/v1"

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
@@ -44,7 +45,10 @@ class Served(NamedTuple):
 
 
 @pytest.fixture
-async def served(tiny_pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
+async def served(
+    tiny_pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> AsyncIterator[Served]:
+    """Fails at the end if a task failed that nobody looked at."""
     monkeypatch.setattr(hub_module, "KEEP_S", 0.05)
     ended: list[dict[str, str]] = []
     monkeypatch.setattr(telemetry.jobs, "_add", lambda value, attributes: ended.append(dict(attributes)))
@@ -55,6 +59,8 @@ async def served(tiny_pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch) -> 
         async with aiohttp.ClientSession() as session:
             yield Served(pipeline, gateway, session, ended)
         await gateway.close()
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 async def _some(response: aiohttp.ClientResponse, num_lines: int) -> AsyncIterator[bytes]:

@@ -1,5 +1,6 @@
 """The HTTP door over the real model: the texts of CASES, the official client, streaming and not."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -55,6 +56,7 @@ async def test_chat_texts_reasons_and_counts(pipelines: Pipelines):
     """CASES 28: the first token comes from another worker than the rest, and nothing is one too many or too few."""
     france = "Name the capital of France."
     async with served(pipelines) as client:
+        await chat(client, france, max_tokens=1)  # from now on equally much of it is cached
         for max_tokens, text, reason, count in [
             (1, "The", "length", 1),
             (2, "The capital", "length", 2),
@@ -62,15 +64,18 @@ async def test_chat_texts_reasons_and_counts(pipelines: Pipelines):
             (8, "The capital of France is Paris.", "stop", 8),
             (9, "The capital of France is Paris.", "stop", 8),
             (100_000, "The capital of France is Paris.", "stop", 8),
+            (None, "The capital of France is Paris.", "stop", 8),
         ]:
             answer = await chat(client, france, max_tokens=max_tokens)
             assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (text, reason)
             assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (36, count)
-            assert await streamed(client, france, max_tokens=max_tokens) == (text, reason, answer.usage) or count == 1
+            assert await streamed(client, france, max_completion_tokens=max_tokens) == (text, reason, answer.usage)
         for bad in (0, -1, 1.5, "5"):
-            with pytest.raises(APIStatusError) as refused:
-                await chat(client, france, max_tokens=bad)
-            assert refused.value.status_code == 400 and refused.value.body["param"] == "max_tokens"
+            for name in ("max_tokens", "max_completion_tokens"):
+                for stream in (False, True):
+                    with pytest.raises(APIStatusError) as refused:
+                        await chat(client, france, stream=stream, **{name: bad})
+                    assert refused.value.status_code == 400 and refused.value.body["param"] == name
 
 
 async def test_texts_that_tell_faults_apart(pipelines: Pipelines):
@@ -94,15 +99,21 @@ async def test_texts_that_tell_faults_apart(pipelines: Pipelines):
 
 
 async def test_stop_strings(pipelines: Pipelines):
-    """CASES 29."""
+    """CASES 29. The token that completes the match is the last one that is counted."""
     alphabet = "Here is the English alphabet: ABC"
     async with served(pipelines) as client:
-        for stop, text in (("DEFGHIJ", ""), ("M", "DEFGHIJKL"), (["XYZ", "HIJ"], "DEFG")):
+        for stop, text, num_tokens in (("DEFGHIJ", "", 4), ("M", "DEFGHIJKL", 6), (["XYZ", "HIJ"], "DEFG", 4)):
             answer = await complete(client, alphabet, max_tokens=30, stop=stop)
             assert (answer.choices[0].text, answer.choices[0].finish_reason) == (text, "stop")
-            stream = await complete(client, alphabet, max_tokens=30, stop=stop, stream=True)
-            pieces = [choice.text async for chunk in stream for choice in chunk.choices if choice.text]
+            stream = await complete(
+                client, alphabet, max_tokens=30, stop=stop, stream=True, stream_options={"include_usage": True}
+            )
+            chunks = [chunk async for chunk in stream]
+            pieces = [choice.text for chunk in chunks for choice in chunk.choices if choice.text]
             assert "".join(pieces) == text and (text or not pieces)
+            reasons = [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason]
+            assert reasons == ["stop"]
+            assert answer.usage.completion_tokens == chunks[-1].usage.completion_tokens == num_tokens
 
 
 async def test_characters_that_span_tokens(pipelines: Pipelines):
@@ -116,6 +127,9 @@ async def test_characters_that_span_tokens(pipelines: Pipelines):
         text, _, _ = await streamed(client, emoji, max_tokens=16)
         assert text in ("🎉" * 5, "🎉" * 5 + "\ufffd")
         assert (await chat(client, emoji, max_tokens=16)).choices[0].message.content == text
+        for prompt, num_tokens in (("\u00e9", 1), ("e\u0301", 3), ("👋", 3)):  # nothing is normalised
+            answer = await complete(client, prompt, max_tokens=1)
+            assert answer.usage.prompt_tokens == num_tokens
 
 
 async def test_prompts_that_are_empty_or_no_prompts(pipelines: Pipelines):
@@ -143,6 +157,7 @@ async def test_prompts_at_the_edge_of_the_context(pipelines: Pipelines):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 async def test_the_last_place_in_the_context(pipelines: Pipelines):
     async with served(pipelines) as client:
         answer = await complete(client, [504] * 8190, max_tokens=10)
@@ -159,6 +174,10 @@ async def test_control_tokens_that_users_type(pipelines: Pipelines):
         with_default = (await chat(client, "hi", max_tokens=1)).usage
         empty = (await chat(client, "hi", "", max_tokens=1)).usage
         assert empty.prompt_tokens < with_default.prompt_tokens
+        long = "Tell me about the library. " * 12  # more than a block
+        for system, cached in (("", False), ("", True), (None, False), (None, True)):
+            usage = (await chat(client, long, system, max_tokens=1)).usage
+            assert (usage.prompt_tokens_details.cached_tokens > 0) is cached, "an empty system turn is not the default"
 
 
 async def test_sampling_extremes(pipelines: Pipelines):
@@ -171,10 +190,26 @@ async def test_sampling_extremes(pipelines: Pipelines):
             {"temperature": 1e-4},
             {"temperature": 1, "top_p": 1e-4},
             {"temperature": 1, "top_p": 0},
+            {"temperature": 1e-45},
+            {"temperature": 2, "extra_body": {"top_k": 1}},
+            {"extra_body": {"top_k": 0}},
+            {"extra_body": {"top_k": -1}},
+            {"extra_body": {"top_k": 10**9}},
+            {"top_p": 1, "logit_bias": {str(token): -100 for token in range(49_152)}},  # equally unlikely, all of them
         ):
-            assert (await chat(client, france, **body)).choices[0].message.content == greedy
-        bias = {"logit_bias": {str(token): -100 for token in range(200)}}
-        assert (await chat(client, france, max_tokens=4, **bias)).choices[0].message.content
+            assert (await chat(client, france, **body)).choices[0].message.content == greedy, body
+        wild = (
+            {"temperature": 2},
+            {"temperature": 2, "top_p": 1e-4, "presence_penalty": -2, "frequency_penalty": -2},
+            {"temperature": 1, "presence_penalty": 2, "frequency_penalty": 2},
+            {"logit_bias": {str(token): -100 for token in range(200)}},
+            {"logit_bias": {"655": 100, "504": -100}},
+        )
+        neighbour, *answers = await asyncio.gather(
+            chat(client, france), *(chat(client, france, max_tokens=12, **body) for body in wild)
+        )
+        assert neighbour.choices[0].message.content == greedy
+        assert all(answer.choices[0].finish_reason in ("stop", "length") for answer in answers)
         for body, param in [
             ({"temperature": -1}, "temperature"),
             ({"temperature": "0.5"}, "temperature"),
@@ -182,7 +217,10 @@ async def test_sampling_extremes(pipelines: Pipelines):
             ({"top_p": -0.1}, "top_p"),
             ({"logit_bias": {"49152": 1}}, "logit_bias"),
             ({"logit_bias": {"abc": 1}}, "logit_bias"),
+            ({"temperature": 100}, "temperature"),
             ({"presence_penalty": 2.1}, "presence_penalty"),
+            ({"frequency_penalty": -2.1}, "frequency_penalty"),
+            ({"logit_bias": {"5": 101}}, "logit_bias"),
             ({"extra_body": {"top_k": -2}}, "top_k"),
         ]:
             with pytest.raises(APIStatusError) as refused:

@@ -84,7 +84,7 @@ async def test_damaged_blocks_are_computed_again(
             counters = pipeline.prefill.store.counters
             assert answer.token_ids() == GOLDEN.token_ids[:NUM_TOKENS]
             assert answer.start.cached_tokens == 16 * files.index(victims[0])
-            assert counters.damaged >= 1 or counters.misses >= 1
+            assert counters.damaged >= 1
         assert all(file.exists() for file in files), "damaged blocks are replaced by good ones"
 
 
