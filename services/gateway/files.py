@@ -9,7 +9,7 @@ from aiohttp import BodyPartReader, MultipartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from schemas.batch import MAX_LIFE_S, MIN_LIFE_S, FileObject
-from schemas.errors import InvalidRequest, KvrelayError
+from schemas.errors import InvalidRequest, KvrelayError, TooLarge
 from services.batch.shelf import Shelf
 from services.bus.connection import Bus
 from services.gateway.connection import ClientConnection
@@ -110,12 +110,12 @@ async def _parts(part: BodyPartReader) -> AsyncIterator[bytes]:
 
 
 async def _field(part: BodyPartReader) -> str:
-    """Raises `InvalidRequest` for more than is worth reading."""
+    """Raises `TooLarge` for more than is worth reading."""
     value = b""
     async for data in _parts(part):
         value += data
         if len(value) > MAX_FIELD_BYTES:
-            raise InvalidRequest(f"the field {(part.name or '')[:64]!r} is too long")
+            raise TooLarge(f"the field {(part.name or '')[:64]!r} is too long")
     return value.decode("utf-8", "replace")
 
 
