@@ -6,7 +6,7 @@ JSON is written in one way, without free whitespace: small models would go on wi
 
 import json
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import llguidance
 import numpy as np
@@ -16,6 +16,7 @@ from schemas.errors import GrammarFailed, InvalidRequest
 from schemas.response_format import not_followed
 from services.text.grammar_source import Source
 from services.text.narrowing import narrowed
+from services.text.stack import DEEP, on_stack
 from services.text.vocabulary import Vocabulary
 
 Mask = npt.NDArray[np.uint32]
@@ -32,14 +33,24 @@ MAX_TEXTS, MAX_TEXT_LENGTH = 4096, 100  # kept with their tokens: a schema's nam
 # too: with the library's own, 10 and 30, a mask took 49 us on average where with these it takes 28.
 BLANKS, IN_A_STRING = r"[\x20\x0A\x0D\x09]+", r'[^"\\\x00-\x1F\x7F]'
 SLICES = (2, 4, 6, 8, 10, 15, 20, 30)
-LIMITS = llguidance.LLParserLimits(
-    initial_lexer_fuel=200_000,
-    step_lexer_fuel=50_000,  # some 4 ms
-    step_max_items=20_000,
-    max_lexer_states=20_000,  # of 1 to 2 kB
-    max_grammar_size=100_000,
-    verbose_errors=False,
-)
+MAX_RENEWALS = 4  # each compiles again, which takes 3 ms on average and never 2 s
+
+
+def _limits(step_lexer_fuel: int) -> llguidance.LLParserLimits:
+    return llguidance.LLParserLimits(
+        initial_lexer_fuel=200_000,
+        step_lexer_fuel=step_lexer_fuel,
+        step_max_items=20_000,
+        max_lexer_states=20_000,  # of 1 to 2 kB
+        max_grammar_size=100_000,
+        verbose_errors=False,
+    )
+
+
+LIMITS = _limits(50_000)  # some 4 ms
+# Of a lexer that starts anew in the middle of an answer. Not less than the others: what passes there passes here too,
+# so that what other matchers have found out before decides nothing.
+OWN_LIMITS = _limits(500_000)
 
 
 class Compiler:
@@ -57,19 +68,23 @@ class Compiler:
         )
 
     def compile(self, source: Source) -> "Grammar":
-        """Raises `InvalidRequest` that says why there is no grammar for it. Neither its time nor its memory is bounded:
-        see `services.text.grammars`."""
+        """Raises `InvalidRequest` that says why there is no grammar for it. Neither its time nor its memory is bounded,
+        and it recurses over the schema: see `services.text.grammars`."""
         schema = json.dumps(narrowed(source.schema) | {"x-guidance": JSON_STYLE})
         before, after = json.dumps(source.before), json.dumps(source.after)
         grammar = llguidance.LLMatcher.grammar_from_lark(f"start: {before} json {after}\njson: %json {schema}")
-        matcher = llguidance.LLMatcher(self._tokenizer, grammar, limits=LIMITS, log_level=0)
-        if matcher.is_error():
-            raise not_followed(_told(matcher.get_error()))
-        return Grammar(matcher, self._num_tokens)
+
+        def make(limits: llguidance.LLParserLimits) -> llguidance.LLMatcher:
+            matcher = llguidance.LLMatcher(self._tokenizer, grammar, limits=limits, log_level=0)
+            if matcher.is_error():
+                raise not_followed(_told(matcher.get_error()))
+            return matcher
+
+        return Grammar(make(LIMITS), make, self._num_tokens)
 
     def try_out(self, source: Source) -> None:
         """Compiles it and takes its first steps, since much of a grammar is built only then. Raises as `compile`."""
-        matcher = self.compile(source).matcher()
+        matcher = self.compile(source).matcher(may_renew=False)
         try:
             for _ in range(FIRST_STEPS):
                 token = _lowest(matcher.mask())
@@ -81,24 +96,48 @@ class Compiler:
 
 
 class Grammar:
-    def __init__(self, fresh: llguidance.LLMatcher, num_tokens: int) -> None:
+    """Compiled, with a lexer that all its matchers share: what one has found out, the others need not.
+
+    A limit that one of them meets stays for all of them, so each goes on with a grammar of its own then: how a choice
+    ends must not depend on what else was asked of this process.
+    """
+
+    def __init__(
+        self,
+        fresh: llguidance.LLMatcher,
+        make: Callable[[llguidance.LLParserLimits], llguidance.LLMatcher],
+        num_tokens: int,
+    ) -> None:
+        self.is_spent = False  # a matcher had to go on without it: better compile anew
         self._fresh = fresh
+        self._make = make
         self._num_tokens = num_tokens
 
-    def matcher(self) -> "Matcher":
+    def matcher(self, *, may_renew: bool = True) -> "Matcher":
         """At the beginning of a text."""
-        return Matcher(self._fresh.deep_copy(), self._num_tokens)
+        return Matcher(self._fresh.deep_copy(), self._own if may_renew else None, self._num_tokens)
+
+    def _own(self) -> llguidance.LLMatcher:
+        self.is_spent = True
+        return on_stack(DEEP, partial(self._make, OWN_LIMITS))
 
 
 class Matcher:
     """How far one choice has come. Not thread-safe."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, num_tokens: int) -> None:
+    def __init__(
+        self, matcher: llguidance.LLMatcher, own: Callable[[], llguidance.LLMatcher] | None, num_tokens: int
+    ) -> None:
+        """`own`: another one at the beginning, that shares nothing; None: the limits of this one are the last word."""
         self._matcher = matcher
+        self._own = own
         self._num_words = -(-num_tokens // 32)
+        self._tokens: list[int] = []
+        self._renewed_at: list[int] = []  # at which of them another matcher took over
 
     def advance(self, token: int) -> None:
         """`token` is the next one. What does not fit is told by the next `mask`."""
+        self._tokens.append(token)
         self._matcher.consume_token(token)
 
     def mask(self) -> Mask:
@@ -115,9 +154,17 @@ class Matcher:
     def fill(self, masks: Masks, draft: Sequence[int]) -> None:
         """`masks[0]` becomes what may come next, and each other one what may come behind a token more of `draft`.
 
-        Behind what does not fit, or takes too long, nothing is allowed; what takes too long is told by the next call
-        too. Raises `GrammarFailed` where nothing may come next. Lets other threads run.
+        Behind what does not fit, or takes too long, nothing is allowed. Raises `GrammarFailed` where nothing may come
+        next. Lets other threads run.
         """
+        self._fill(masks, draft)
+        if not masks[0].any() and self._renew():
+            self._fill(masks, draft)
+        if not masks[0].any():
+            why = _told(self._matcher.get_error()) or "no token of this model goes on"
+            raise GrammarFailed(why, param="response_format")
+
+    def _fill(self, masks: Masks, draft: Sequence[int]) -> None:
         matcher, at, step, num_taken = self._matcher, masks.ctypes.data, masks.strides[0], 0
         for ahead, mask in enumerate(masks):
             if ahead and not matcher.try_consume_tokens([draft[ahead - 1]]):
@@ -129,15 +176,27 @@ class Matcher:
                 break
         if num_taken:
             matcher.rollback(num_taken)
-        if not masks[0].any():
-            raise GrammarFailed(_told(matcher.get_error()) or "no token of this model goes on", param="response_format")
+
+    def _renew(self) -> bool:
+        """Where it has met a limit, goes on with another that shares nothing. False where that is of no use."""
+        here = len(self._tokens)
+        if self._own is None or not self._matcher.is_error():
+            return False
+        if len(self._renewed_at) == MAX_RENEWALS or self._renewed_at[-1:] == [here]:
+            return False
+        self._renewed_at.append(here)
+        self._matcher = self._own()
+        self._matcher.consume_tokens(self._tokens)
+        return True
 
     def forced(self) -> list[int]:
         """The next tokens, as far as it leaves no choice about them; none where it leaves one."""
+        self._renew()
         return list(self._matcher.compute_ff_tokens())
 
     def num_fitting(self, tokens: Sequence[int]) -> int:
         """How many of `tokens`, the next ones, the grammar allows."""
+        self._renew()
         return int(self._matcher.validate_tokens(list(tokens)))
 
 

@@ -21,7 +21,7 @@ from schemas.errors import Internal, InvalidRequest
 from schemas.response_format import Constrained, not_followed
 from services.text.framing import read_message, write_message
 from services.text.grammar_source import Source
-from services.text.stack import on_stack
+from services.text.stack import DEEP, on_stack
 from services.text.tokenizer import Tokenizer
 from services.text.vocabulary import Vocabulary
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 MAX_KEPT = 8  # grammars: one may grow to some 40 MB
 MAX_VERDICTS = 256  # with their schemas, of at most 64 kB
-STACK_BYTES = 32 << 20
 
 _BY_OTHERS = (signal.SIGKILL, signal.SIGTERM)  # any other end is the schema's doing
 
@@ -98,9 +97,9 @@ class Grammars:
         if not is_checked:
             self._check(source)
         kept = self._kept.get(source)
-        if kept is None:
+        if kept is None or kept.is_spent:
             decoded = msgspec.json.decode(source, type=Source)
-            kept = self._kept.put(source, on_stack(STACK_BYTES, lambda: self._compiler.compile(decoded)))
+            kept = self._kept.put(source, on_stack(DEEP, lambda: self._compiler.compile(decoded)))
         return kept
 
 
@@ -108,7 +107,7 @@ class _Checker:
     """A `services.text.grammar_check` that runs. It ends with this object, and with this process."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        command = [sys.executable, "-m", "services.text.grammar_check"]
+        command = [sys.executable, "-P", "-m", "services.text.grammar_check"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert process.stdin is not None and process.stdout is not None
         self._process = process

@@ -7,6 +7,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+DEEP = 32 << 20  # bytes: for what was tried out on less, see `services.text.grammar_check`
+
 _size = threading.Lock()  # the size is the whole process's, for threads that begin
 
 

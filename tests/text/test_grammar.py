@@ -1,5 +1,6 @@
 """What a grammar allows, told by its masks; and that these follow from the tokens alone."""
 
+import contextlib
 import json
 import random
 from functools import cache
@@ -11,6 +12,7 @@ import pytest
 
 from schemas.errors import GrammarFailed, InvalidRequest
 from schemas.response_format import ToolCall
+from services.text import grammar
 from services.text.grammar import Compiler, Mask, Masks, Matcher
 from services.text.grammar_source import Source
 from services.text.narrowing import MAX_NUMBER, narrowed
@@ -142,6 +144,50 @@ def test_where_there_is_no_choice_it_tells_how_it_goes_on(before: str) -> None:
     for n, token in enumerate(forced):
         assert ids_of(matcher_of(schema, *encoded(before), *forced[:n]).mask()) == [token]
     assert ids_of(matcher.mask()) == ids_of(matcher_of(schema, *encoded(before)).mask())
+
+
+WORDY = {"type": "string", "pattern": "^([a-z]{1,20}[0-9]{1,15}){1,20}$"}
+WORDS = ["".join(chr(97 + (7 * n + start) % 26) * (1 + n % 5) + str(n * start) for n in range(9)) for start in range(4)]
+
+
+def masks_along(matcher: Matcher, text: str) -> list[Mask]:
+    """As many as there are before it fails."""
+    found = []
+    with contextlib.suppress(GrammarFailed):
+        for token in [*encoded(text), None]:
+            found.append(matcher.mask())
+            if token is not None:
+                matcher.advance(token)
+    return found
+
+
+def with_states(limits: Any, count: int) -> Any:
+    names = ("initial_lexer_fuel", "step_lexer_fuel", "step_max_items", "max_grammar_size")
+    return type(limits)(**{name: getattr(limits, name) for name in names}, max_lexer_states=count, verbose_errors=False)
+
+
+@pytest.mark.parametrize("shared", [30, 60])
+def test_a_limit_that_one_meets_is_not_met_by_others(monkeypatch: pytest.MonkeyPatch, shared: int) -> None:
+    """The lexer is shared, and so is its limit."""
+    texts = [f'"{words}' for words in WORDS]
+    expected = [masks_along(matcher_of(WORDY), text) for text in texts]
+    assert [len(masks) for masks in expected] == [len(encoded(text)) + 1 for text in texts]
+    monkeypatch.setattr(grammar, "LIMITS", with_states(grammar.LIMITS, shared))
+    compiled = compiler().compile(Source(WORDY))
+    for text, masks in zip(texts, expected, strict=True):
+        found = masks_along(compiled.matcher(), text)
+        assert len(found) == len(masks) and all(map(np.array_equal, found, masks))
+    assert compiled.is_spent
+
+
+def test_where_a_choice_fails_does_not_depend_on_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, count in ("LIMITS", 20), ("OWN_LIMITS", 26):
+        monkeypatch.setattr(grammar, name, with_states(grammar.LIMITS, count))
+    alone = [len(masks_along(compiler().compile(Source(WORDY)).matcher(), f'"{words}')) for words in WORDS]
+    assert all(length < len(encoded(words)) for length, words in zip(alone, WORDS, strict=True))
+    compiled = compiler().compile(Source(WORDY))
+    masks_along(compiled.matcher(), f'"{WORDS[-1]}')
+    assert [len(masks_along(compiled.matcher(), f'"{words}')) for words in WORDS] == alone
 
 
 def test_a_token_that_is_not_allowed_is_told() -> None:
