@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import AsyncIterator
@@ -79,6 +80,22 @@ async def as_micro_services(nats: str) -> None:
             assert endpoint["num_requests"] >= 2 and endpoint["num_errors"] == 0
 
 
+async def as_the_readme_says(url: str) -> None:
+    """What it asks with curl: a stream, an answer held to a schema, and the stats."""
+    readme = (EXAMPLES.parents[1] / "README.md").read_text(encoding="utf-8")
+    blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```", readme, re.MULTILINE | re.DOTALL))
+    commands = re.findall(r"^curl (?:\\\n|[^'\n]|'[^']*')*", blocks, re.MULTILINE)
+    stream, held, stats = [
+        await output("sh", "-c", command.replace("curl ", "curl -sSf ").replace("http://127.0.0.1:8080", url))
+        for command in commands
+    ]
+    *chunks, last = [line.removeprefix("data: ") for line in stream.splitlines() if line.startswith("data: ")]
+    assert last == "[DONE]" and json.loads(chunks[-1])["choices"][0]["finish_reason"] in ("stop", "length")
+    person = json.loads(json.loads(held)["choices"][0]["message"]["content"])
+    assert list(person) == ["name", "age", "pet"] and person["pet"] in ("cat", "dog") and type(person["age"]) is int
+    assert json.loads(stats)["workers"]
+
+
 @pytest.mark.timeout(240)
 async def test_the_examples(up: Up, tmp_path: Path) -> None:
     """One pipeline for all of them: starting it is what takes time."""
@@ -89,6 +106,7 @@ async def test_the_examples(up: Up, tmp_path: Path) -> None:
     if shutil.which("curl"):
         answer = json.loads(await output("sh", str(EXAMPLES / "poll.sh"), up.http))
         assert answer["choices"][0]["message"]["content"] == ANSWER
+        await as_the_readme_says(up.http)
     if go := shutil.which("go"):
         cache = {"GOCACHE": str(tmp_path / "go"), "GOFLAGS": "-mod=mod", "GOTOOLCHAIN": "local"}
         assert await output(go, "run", str(EXAMPLES / "stream.go"), up.http, **cache) == ANSWER + "\n"

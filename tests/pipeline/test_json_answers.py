@@ -53,9 +53,12 @@ async def test_a_dozen_schemas(pipelines: Pipelines) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 async def test_two_hundred_schemas(pipelines: Pipelines) -> None:
     async with pipelines("int8") as pipeline:
-        assert sum([await num_cut(pipeline, range(start, start + 10)) for start in range(0, 200, 10)]) <= 10
+        cut = sum([await num_cut(pipeline, range(start, start + 10)) for start in range(0, 200, 10)])
+    print(f"\n200 answers: {200 - cut} ended and are valid, {cut} were cut at {MAX_TOKENS} tokens")
+    assert cut <= 10
 
 
 async def test_every_choice_is_held_to_the_schema(pipelines: Pipelines) -> None:
