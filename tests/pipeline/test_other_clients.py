@@ -1,13 +1,16 @@
 """Clients that people have already: each streams an answer, the one that the same job gets over NATS."""
 
+import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NamedTuple
 
+import jsonschema
 import pytest
 from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI
 
-from schemas.events import Done
+from schemas.events import Done, Token
 from tests.pipeline.conftest import Pipelines
 from tests.pipeline.served import MODEL, gateway_of
 
@@ -92,3 +95,46 @@ async def test_all_hear_what_nats_says(pipelines: Pipelines, monkeypatch: pytest
         assert told.text and told.completion_tokens == len(answer.token_ids())
         for client in clients:
             assert await client(url) == told
+
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+
+
+async def test_openai_hears_all_of_an_answer_that_is_held_to_a_schema(pipelines: Pipelines):
+    """The logprobs of prefill's token too; whole and streamed."""
+    held: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+    asked: Any = {"messages": [{"role": "user", "content": "Invent somebody. Answer as JSON."}], "seed": SEED}
+    async with (
+        pipelines("int8") as pipeline,
+        gateway_of(pipeline) as url,
+        AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as client,
+    ):
+        answer = await pipeline.ask(**asked, response_format=held, logprobs=2, max_tokens=80)
+        assert isinstance(answer.end, Done)
+        told = [
+            (event.logprobs.logprob, len(event.logprobs.top))
+            for event in answer.essence
+            if isinstance(event, Token) and event.logprobs
+        ]
+        ask = partial(
+            client.chat.completions.create,
+            model=MODEL, **asked, response_format=held, logprobs=True, top_logprobs=2, max_completion_tokens=80,
+        )  # fmt: skip
+        whole = await ask()
+        choice = whole.choices[0]
+        assert choice.logprobs is not None and choice.logprobs.content and whole.usage
+        heard = [(token.logprob, len(token.top_logprobs)) for token in choice.logprobs.content]
+        assert heard == told and len(told) == len(answer.token_ids())
+        assert (choice.message.content, choice.finish_reason) == (answer.text(), answer.finish().reason)
+        assert whole.usage.completion_tokens == answer.end.usage.completion_tokens
+        jsonschema.validate(json.loads(choice.message.content or ""), PERSON)
+        text, streamed = "", []
+        async for chunk in await ask(stream=True):
+            text += chunk.choices[0].delta.content or ""
+            if chunk.choices[0].logprobs:
+                streamed += [(token.logprob, len(token.top_logprobs)) for token in chunk.choices[0].logprobs.content]
+        assert (text, streamed) == (answer.text(), told)
