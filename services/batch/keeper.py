@@ -111,6 +111,7 @@ class Keeping:
             try:
                 await self._shelf.copy(self._batch.input_file_id, file)
             except JobNotFound as error:
+                await self._recount(self._batch.request_counts.total)  # what was answered before stays
                 await self._end("failed", errors=_because(error))
                 return
             file.seek(0)
