@@ -46,8 +46,12 @@ class BatchKeeper:
             asyncio.TaskGroup() as group,
         ):
             while True:
-                with contextlib.suppress(BusUnavailable):
+                try:
                     await self._look(group)
+                except BusUnavailable:
+                    pass
+                except KvrelayError as error:  # what runs goes on, and what waits is looked at again
+                    log.warning("batches cannot be read: %s", error.message)
                 self._changed.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_S):

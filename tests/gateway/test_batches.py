@@ -14,10 +14,11 @@ import openai
 import pytest
 
 from schemas.batch import MAX_LINES, file_decoder
+from schemas.errors import Internal
 from schemas.events import Error
 from schemas.subjects import FILE_META, FILES_STREAM, Lane, file_subject, tenant_and_lane
 from schemas.wire import encode
-from services.batch import shelf
+from services.batch import keeper, shelf
 from services.batch.sweeping import Sweeper
 from services.bus import records
 from services.bus.connection import Bus
@@ -277,6 +278,29 @@ async def test_a_batch_goes_on_in_another_gateway(
         await Sweeper(pipeline.bus, "*").sweep()
         subjects = file_subject("default", batch.input_file_id, "*")
         assert await records.subjects(pipeline.bus, FILES_STREAM, subjects) == []
+
+
+async def test_a_broker_that_refuses_a_read_stops_no_batches(
+    client: openai.AsyncOpenAI, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = asyncio.Event()
+
+    async def refused(*_: Any) -> Any:
+        looked.set()
+        monkeypatch.undo()
+        raise Internal("no")
+
+    monkeypatch.setattr(keeper, "all_batches", refused)
+    async with asyncio.timeout(20):
+        await looked.wait()
+        assert (await ended(client, await submitted(client, lines(line(pipeline, "a"))))).status == "completed"
+
+
+@pytest.mark.parametrize("limit", ["0", "10001", "x", "9" * 5000])
+async def test_lists_that_are_refused(pipeline: Pipeline, limit: str) -> None:
+    for path in ("files", "batches"):
+        async with pipeline.session.get(f"{pipeline.url}/v1/{path}?limit={limit}") as response:
+            assert response.status == 400 and (await response.json())["error"]["param"] == "limit"
 
 
 @pytest.mark.parametrize(
