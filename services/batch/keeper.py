@@ -46,8 +46,12 @@ class BatchKeeper:
             asyncio.TaskGroup() as group,
         ):
             while True:
-                with contextlib.suppress(BusUnavailable):
+                try:
                     await self._look(group)
+                except BusUnavailable:
+                    pass
+                except KvrelayError as error:  # what runs goes on, and what waits is looked at again
+                    log.warning("batches cannot be read: %s", error.message)
                 self._changed.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_S):
@@ -111,6 +115,7 @@ class Keeping:
             try:
                 await self._shelf.copy(self._batch.input_file_id, file)
             except JobNotFound as error:
+                await self._recount(self._batch.request_counts.total)  # what was answered before stays
                 await self._end("failed", errors=_because(error))
                 return
             file.seek(0)

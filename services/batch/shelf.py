@@ -91,13 +91,19 @@ class Shelf:
 
     async def file(self, name: str) -> FileObject:
         """Raises `JobNotFound` or `BusUnavailable`."""
+        found = await self._kept(name)
+        if found.has_expired(self._bus.now()):
+            raise _no_file(name)
+        return found
+
+    async def _kept(self, name: str) -> FileObject:
+        """The same of one whose time may be over."""
         if name.endswith((OUTPUT, ERRORS)):
             return self._made_file(await self._of_output(name), name)
         found = await records.get(self._bus, FILES_STREAM, file_subject(self._tenant, _checked(name), FILE_META))
-        made = None if found is None else file_decoder.decode(found.payload)
-        if made is None or made.has_expired(self._bus.now()):
-            raise JobNotFound(f"there is no file {name[:128]!r}", param="file_id")
-        return made
+        if found is None:
+            raise _no_file(name)
+        return file_decoder.decode(found.payload)
 
     async def files(self) -> list[FileObject]:
         """Uploaded ones and those that batches made, newest first."""
@@ -113,7 +119,16 @@ class Shelf:
         """The bytes of a file, in parts. Raises `JobNotFound` (behind the first ones if the file goes meanwhile) or
         `BusUnavailable`.
         """
-        file, size = await self.file(name), 0
+        async for part in self._parts(await self.file(name)):
+            yield part
+
+    async def copy(self, name: str, to: BinaryIO) -> None:
+        """Raises as `content`. For a batch, which was ordered in time: also of a file whose time is over since."""
+        async for part in self._parts(await self._kept(name)):
+            await asyncio.to_thread(to.write, part)
+
+    async def _parts(self, file: FileObject) -> AsyncIterator[bytes]:
+        name, size = file.id, 0
         if name.endswith((OUTPUT, ERRORS)):
             record = await self._of_output(name)
             outcome = COMPLETED if name.endswith(OUTPUT) else FAILED
@@ -132,10 +147,6 @@ class Shelf:
                     yield part.payload
         if size != file.bytes:
             raise JobNotFound(f"file {name!r} was removed while it was read", param="file_id")
-
-    async def copy(self, name: str, to: BinaryIO) -> None:
-        async for part in self.content(name):
-            await asyncio.to_thread(to.write, part)
 
     async def remove_file(self, name: str) -> None:
         """Raises `JobNotFound`. Of a batch's own file the results go, both its files at once."""
@@ -177,7 +188,7 @@ class Shelf:
         key = name.removeprefix("file-").removesuffix(OUTPUT).removesuffix(ERRORS)
         _, record = await self.batch(f"batch_{key}")
         if name not in (record.batch.output_file_id, record.batch.error_file_id):
-            raise JobNotFound(f"there is no file {name[:128]!r}", param="file_id")
+            raise _no_file(name)
         return record
 
     # Batches
@@ -224,6 +235,10 @@ def batch_id_of(file: BinaryIO, *more: str) -> str:
     while part := file.read(1 << 20):
         digest.update(part)
     return f"batch_{digest.hexdigest()}"
+
+
+def _no_file(name: str) -> JobNotFound:
+    return JobNotFound(f"there is no file {name[:128]!r}", param="file_id")
 
 
 def _checked(name: str) -> str:

@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import logging
 
-from schemas.batch import file_decoder
+from schemas.batch import ENDED, file_decoder
 from schemas.errors import KvrelayError
 from schemas.subjects import FILE_META, FILES_STREAM, file_subject
+from services.batch.shelf import all_batches
 from services.bus import records
 from services.bus.connection import Bus
 
@@ -35,10 +36,18 @@ class Sweeper:
         """Raises `BusUnavailable`, or `Internal` for what the broker refuses."""
         now = self._bus.now()
         metas = await records.latest(self._bus, FILES_STREAM, file_subject(self._tenant, "*", FILE_META))
-        for meta in metas:
-            if file_decoder.decode(meta.payload).has_expired(now):
-                await self._erase(meta.subject, "expired")
+        expired = {meta.subject for meta in metas if file_decoder.decode(meta.payload).has_expired(now)}
+        for subject in expired - (await self._used() if expired else set()):
+            await self._erase(subject, "expired")
         await self._sweep_unnamed({_of(meta.subject, "*") for meta in metas}, now)
+
+    async def _used(self) -> set[str]:
+        """By batches that have not ended: who goes on with one reads its file again."""
+        return {
+            file_subject(tenant, record.batch.input_file_id, FILE_META)
+            for tenant, _, record in await all_batches(self._bus, self._tenant)
+            if record.batch.status not in ENDED
+        }
 
     async def _sweep_unnamed(self, named: set[str], now: float) -> None:
         firsts = await records.subjects(self._bus, FILES_STREAM, file_subject(self._tenant, "*", 0))

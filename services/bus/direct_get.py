@@ -22,6 +22,10 @@ _PENDING_HEADER = "Nats-Num-Pending"
 _UP_TO_HEADER = "Nats-UpTo-Sequence"
 
 
+class TooMany(Internal):
+    """More subjects match than the server looks up at once: 1,024, whatever is asked for of them."""
+
+
 class Batch(NamedTuple):
     """`more`: messages are left that match. `up_to`: the sequence that a read of several batches is as of."""
 
@@ -31,7 +35,7 @@ class Batch(NamedTuple):
 
 
 async def read_batch(bus: Bus, stream: str, ask: dict[str, Any], timeout_s: float) -> Batch:
-    """`ask` as DIRECT.GET takes it. Raises `BusUnavailable`, and `Internal` for what the server refuses."""
+    """`ask` as DIRECT.GET takes it. Raises `BusUnavailable`, `TooMany`, and `Internal` for what else is refused."""
     found: list[Msg] = []
     finished: asyncio.Future[Msg | None] = asyncio.get_running_loop().create_future()
 
@@ -55,6 +59,8 @@ async def read_batch(bus: Bus, stream: str, ask: dict[str, Any], timeout_s: floa
         bus.forget(reply)
     if end is None or status(end) == "503":
         raise BusUnavailable(f"{stream} cannot be read right now")
+    if status(end) == "413":
+        raise TooMany(f"{stream} has too many subjects of {ask}")
     if status(end) not in ("204", "404"):
         raise Internal(f"{stream} refused a read: {end.headers}")
     headers = end.headers or {}

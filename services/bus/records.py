@@ -9,7 +9,7 @@ from nats.aio.msg import Msg
 
 from schemas.subjects import EXPECTED_LAST_SUBJECT_SEQUENCE_HEADER
 from services.bus.connection import Bus
-from services.bus.direct_get import BATCH_BYTES, BATCH_MESSAGES, SEQUENCE_HEADER, read_batch
+from services.bus.direct_get import BATCH_BYTES, BATCH_MESSAGES, SEQUENCE_HEADER, TooMany, read_batch
 from services.bus.jetstream import NO_MESSAGE, WRONG_LAST_SEQUENCE, Refused, call, publish_stored
 from services.bus.message import Headers
 
@@ -50,10 +50,20 @@ async def get(bus: Bus, stream: str, subject: str) -> Record | None:
     return Record(subject, message["seq"], base64.b64decode(message.get("data", "")), {})
 
 
-async def latest(bus: Bus, stream: str, subjects: str) -> list[Record]:
+async def latest(bus: Bus, stream: str, subjects_filter: str) -> list[Record]:
     """The latest record of each subject that a filter matches."""
+    try:
+        return await _latest(bus, stream, [subjects_filter])
+    except TooMany:
+        named = await subjects(bus, stream, subjects_filter)
+    asked = (named[first : first + BATCH_MESSAGES] for first in range(0, len(named), BATCH_MESSAGES))
+    return [record for some in asked for record in await _latest(bus, stream, some)]
+
+
+async def _latest(bus: Bus, stream: str, filters: list[str]) -> list[Record]:
+    """Raises `TooMany`."""
     found: list[Record] = []
-    ask: dict[str, Any] = {"multi_last": [subjects], "batch": BATCH_MESSAGES}
+    ask: dict[str, Any] = {"multi_last": filters, "batch": BATCH_MESSAGES}
     while True:
         after = found[-1].sequence if found else 0
         batch = await read_batch(bus, stream, {**ask, "seq": after + 1}, READ_TIMEOUT_S)
@@ -77,7 +87,8 @@ async def subjects(bus: Bus, stream: str, subjects_filter: str) -> list[str]:
         body = {"subjects_filter": subjects_filter, "offset": len(found)}
         answer = await call(bus, f"STREAM.INFO.{stream}", body, READ_TIMEOUT_S)
         found |= answer["state"].get("subjects") or {}
-        if len(found) >= answer.get("total", 0):
+        # Where others come or go meanwhile, pages do not fit together: the next look finds what this one missed.
+        if len(found) >= answer.get("total", 0) or len(found) == body["offset"]:
             return list(found)
 
 

@@ -128,6 +128,7 @@ class DecodeJob:
 
     async def _generate(self) -> None:
         """Until every choice is finished or the worker hands its jobs back."""
+        self._run.is_preparing = False
         with telemetry.span("decode.generate", sequences=len(self._generations)):
             for generation in self._generations:
                 self._batch.join(generation.sequence)

@@ -22,7 +22,7 @@ class Page(TypedDict, Generic[T]):
 def page(newest_first: Sequence[T], query: Mapping[str, str], id_of: Callable[[T], str]) -> Page[T]:
     """Raises `InvalidRequest`."""
     limit, order = query.get("limit", str(DEFAULT_LIMIT)), query.get("order", "desc")
-    if not limit.isdecimal() or not 1 <= int(limit) <= MAX_LIMIT:
+    if not limit.isdecimal() or len(limit) > len(str(MAX_LIMIT)) or not 1 <= int(limit) <= MAX_LIMIT:
         raise InvalidRequest(f"limit must be 1 to {MAX_LIMIT}", param="limit")
     if order not in ("asc", "desc"):
         raise InvalidRequest("order must be asc or desc", param="order")

@@ -1,5 +1,7 @@
 """Records on a stream: replaced only by who has seen the one before, read by filter, erased."""
 
+import asyncio
+
 import pytest
 
 from schemas.subjects import BATCHES_STREAM, FILES_STREAM, batch_subject, file_subject
@@ -45,3 +47,10 @@ async def test_all_of_a_filter_in_order_and_erased(bus: Bus, tenant: str) -> Non
     assert await records.subjects(bus, FILES_STREAM, file_subject("nobody", "*", 0)) == []
     assert await records.erase(bus, FILES_STREAM, file_subject(tenant, "f", "*")) == 3
     assert await records.read_some(bus, FILES_STREAM, file_subject(tenant, "f", "*")) == ([], False)
+
+
+async def test_the_latest_of_more_than_the_server_looks_up_at_once(bus: Bus, tenant: str) -> None:
+    names = [f"b{number}" for number in range(1_100)]
+    await asyncio.gather(*(records.put(bus, batch_subject(tenant, name), name.encode(), 0) for name in names))
+    found = await records.latest(bus, BATCHES_STREAM, batch_subject(tenant, "*"))
+    assert sorted(record.payload.decode() for record in found) == sorted(names)

@@ -9,14 +9,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 
-from schemas.batch import MAX_LINES
+from schemas.batch import MAX_LINES, file_decoder
+from schemas.errors import Internal
 from schemas.events import Error
 from schemas.subjects import FILE_META, FILES_STREAM, Lane, file_subject, tenant_and_lane
-from services.batch import shelf
+from schemas.wire import encode
+from services.batch import keeper, shelf
+from services.batch.sweeping import Sweeper
 from services.bus import records
+from services.bus.connection import Bus
 from services.settings import Bus as BusSettings
 from tests.bus.throwaway import throwaway_server
 from tests.gateway.conftest import MakePipeline, Pipeline, _numbers
@@ -224,7 +229,22 @@ async def test_a_line_whose_job_fails_for_no_fault_of_its_own_is_tried_again(
     assert batch.request_counts.completed == 1
 
 
-async def test_a_batch_goes_on_in_another_gateway(make_pipeline: MakePipeline, server: Any) -> None:
+async def end_time(bus: Bus, file: str) -> None:
+    """Its time is over."""
+    subject = file_subject("default", file, FILE_META)
+    meta = await records.get(bus, FILES_STREAM, subject)
+    assert meta is not None
+    ended = msgspec.structs.replace(file_decoder.decode(meta.payload), expires_at=1)
+    assert await records.put(bus, subject, encode(ended), meta.sequence)
+
+
+@pytest.mark.parametrize(
+    ("file", "status", "num_done"), [("kept", "completed", 12), ("expired", "completed", 12), ("removed", "failed", 5)]
+)
+async def test_a_batch_goes_on_in_another_gateway(
+    make_pipeline: MakePipeline, server: Any, file: str, status: str, num_done: int
+) -> None:
+    """As long as its file is there, which an end of its own waits for; and what was answered stays."""
     from tests.gateway.test_resuming import another_gateway
 
     pipeline = await make_pipeline()
@@ -239,6 +259,11 @@ async def test_a_batch_goes_on_in_another_gateway(make_pipeline: MakePipeline, s
         batch = await submitted(client, lines(*(line(pipeline, str(number)) for number in range(12))))
         while (await client.batches.retrieve(batch.id)).request_counts.completed < 5:
             await asyncio.sleep(0.05)
+        if file == "removed":
+            await client.files.delete(batch.input_file_id)
+    if file == "expired":
+        await end_time(pipeline.bus, batch.input_file_id)
+        await Sweeper(pipeline.bus, "*").sweep()
     async with another_gateway(pipeline, server.url) as other:
         await pipeline.gateway.close()
         for _ in range(12):
@@ -246,9 +271,36 @@ async def test_a_batch_goes_on_in_another_gateway(make_pipeline: MakePipeline, s
         async with openai.AsyncOpenAI(base_url=other.url + "/v1", api_key="none", max_retries=0) as client:
             done = await ended(client, batch)
             answers = await read(client, done.output_file_id)
-    assert (done.status, done.request_counts.completed, len(answers)) == ("completed", 12, 12)
+    assert (done.status, done.request_counts.completed, len(answers)) == (status, num_done, num_done)
     jobs = Counter(pipeline.worker.taken.get_nowait().job.id for _ in range(pipeline.worker.taken.qsize()))
-    assert len(jobs) == 12
+    assert len(jobs) == 12 or file == "removed"
+    if file == "expired":
+        await Sweeper(pipeline.bus, "*").sweep()
+        subjects = file_subject("default", batch.input_file_id, "*")
+        assert await records.subjects(pipeline.bus, FILES_STREAM, subjects) == []
+
+
+async def test_a_broker_that_refuses_a_read_stops_no_batches(
+    client: openai.AsyncOpenAI, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = asyncio.Event()
+
+    async def refused(*_: Any) -> Any:
+        looked.set()
+        monkeypatch.undo()
+        raise Internal("no")
+
+    monkeypatch.setattr(keeper, "all_batches", refused)
+    async with asyncio.timeout(20):
+        await looked.wait()
+        assert (await ended(client, await submitted(client, lines(line(pipeline, "a"))))).status == "completed"
+
+
+@pytest.mark.parametrize("limit", ["0", "10001", "x", "9" * 5000])
+async def test_lists_that_are_refused(pipeline: Pipeline, limit: str) -> None:
+    for path in ("files", "batches"):
+        async with pipeline.session.get(f"{pipeline.url}/v1/{path}?limit={limit}") as response:
+            assert response.status == 400 and (await response.json())["error"]["param"] == "limit"
 
 
 @pytest.mark.parametrize(

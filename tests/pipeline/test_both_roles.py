@@ -39,15 +39,17 @@ class Client:
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
 
-    async def submit(self, job: dict[str, Any], name: str) -> None:
-        await submit_job(self.bus, "default", SLUG, Lane.INTERACTIVE, encode({**job, "id": name}))
+    async def submit(self, job: dict[str, Any], name: str, lane: Lane = Lane.INTERACTIVE) -> None:
+        await submit_job(self.bus, "default", SLUG, lane, encode({**job, "id": name}))
 
     async def read(self, name: str) -> Answer:
         return Answer([event async for event in follow(self.bus, "default", name, 60.0)])
 
-    async def begin(self, job: dict[str, Any], name: str, num_tokens: int) -> list[Event]:
+    async def begin(
+        self, job: dict[str, Any], name: str, num_tokens: int, lane: Lane = Lane.INTERACTIVE
+    ) -> list[Event]:
         """Its events up to that many tokens."""
-        await self.submit(job, name)
+        await self.submit(job, name, lane)
         events: list[Event] = []
         async for event in follow(self.bus, "default", name, 60.0):
             events.append(event)
@@ -91,6 +93,19 @@ async def test_one_worker_gives_the_tokens_of_two(
         assert all(answer.start.cached_tokens == answer.start.prompt_tokens - 1 for answer in answers)
         assert worker.process.beat().role == "both"
         worker.runtime.pool.check_integrity()
+
+
+@pytest.mark.parametrize(("lane", "num_at_once"), [(Lane.INTERACTIVE, 6), (Lane.BATCH, 4)])
+async def test_answers_that_run_take_no_budget_of_prompts(
+    client: Client, broker: str, tmp_path: Path, lane: Lane, num_at_once: int
+):
+    """Two chunks are the budget, and yet as many run at once as there are places: of batch jobs all but a quarter."""
+    names = [f"{lane}-{number}" for number in range(num_at_once)]
+    async with both(broker, tmp_path, max_sequences=6, token_budget=512) as worker:
+        await asyncio.gather(*(client.begin(LONG, name, 10, lane) for name in names))
+        assert worker.process.beat().running == num_at_once
+        answers = await asyncio.gather(*map(client.read, names))
+    assert all(isinstance(answer.end, Done) for answer in answers)
 
 
 @pytest.mark.parametrize(("before", "after"), [(["both"], ["prefill", "decode"]), (["decode", "prefill"], ["both"])])
