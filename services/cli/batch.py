@@ -14,7 +14,7 @@ from services.batch.ordering import cancel_batch, new_batch
 from services.batch.shelf import Shelf
 from services.bus.connection import Bus
 from services.bus.streams import set_up
-from services.cli.batch_output import rewrite
+from services.cli.batch_output import place_of, rewrite
 from services.cli.batch_run import run_file
 from services.cli.live_workers import listening
 from services.cli.options import with_settings
@@ -104,7 +104,7 @@ def cancel(settings: Settings, batch_id: str) -> None:
 @click.option("--wait", is_flag=True, help="Until it has ended.")
 def fetch(settings: Settings, batch_id: str, output: Path, wait: bool) -> None:
     """Write the answers and failures of a batch that there are so far."""
-    click.echo(_line(asyncio.run(_fetch(settings, batch_id, output, wait))), err=True)
+    click.echo(_line(asyncio.run(_fetch(settings, batch_id, place_of(output), wait))), err=True)
 
 
 async def _submit(settings: Settings, file: Path, endpoint: str, window: str) -> Batch:

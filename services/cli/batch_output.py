@@ -3,8 +3,21 @@
 import os
 from pathlib import Path
 
+from schemas.errors import SetupError
 from services.batch.results import Result, stored
 from services.bus.connection import Bus
+
+
+def place_of(output: Path) -> Path:
+    """Where the file will lie. Raises `SetupError` where none can: told before hours of work, not behind them."""
+    place = output.resolve()  # what a link points at, since `rewrite` would replace the link
+    if place.exists() and not place.is_file():
+        raise SetupError(f"{output} is no file that can be replaced: name another one with -o")
+    if not place.parent.is_dir():
+        raise SetupError(f"there is no folder {place.parent}: make it, or name another file with -o")
+    if not os.access(place.parent, os.W_OK | os.X_OK):
+        raise SetupError(f"{place.parent} cannot be written to: name another file with -o")
+    return place
 
 
 async def rewrite(bus: Bus, tenant: str, batch: str, output: Path) -> list[Result]:

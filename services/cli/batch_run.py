@@ -19,7 +19,7 @@ from services.batch.throttle import Throttle
 from services.bus.beats import BeatTable
 from services.bus.connection import Bus
 from services.bus.streams import set_up
-from services.cli.batch_output import rewrite
+from services.cli.batch_output import place_of, rewrite
 from services.cli.borrowed_pipeline import pipeline
 from services.cli.durations import shown
 from services.cli.progress import Progress
@@ -33,6 +33,7 @@ FIRST_RATE_S = 2.0  # before that a rate says nothing
 
 def run_file(settings: Settings, file: Path, output: Path, endpoint: str, *, round_number: int) -> int:
     """How many lines failed. Raises `InvalidRequest` for a file of which nothing can run, and `SetupError`."""
+    output = place_of(output)
     if output.exists() and output.samefile(file):
         raise SetupError("the output file is the input file: name another one with -o")
     with file.open("rb") as opened:
@@ -43,7 +44,8 @@ def run_file(settings: Settings, file: Path, output: Path, endpoint: str, *, rou
             try:
                 return asyncio.run(_run(settings, url, opened, plan, output, endpoint, round_number=round_number))
             except asyncio.CancelledError:
-                click.echo(f"stopped: the same command goes on, {output} has what is done", err=True)
+                done = f", {output} has what is done" if output.exists() else ""
+                click.echo(f"stopped: the same command goes on{done}", err=True)
                 raise click.Abort from None
 
 

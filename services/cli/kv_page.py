@@ -36,7 +36,7 @@ def line(row: BlockRow) -> str:
 
 def page(row: BlockRow) -> str:
     """A line a fact; the last lines are the header as it is stored."""
-    return "\n".join(f"{name:16}{text}" for name, text in _facts(row))
+    return "\n".join(f"{name:18}{text}" for name, text in _facts(row))
 
 
 def _facts(row: BlockRow) -> Iterator[tuple[str, str]]:

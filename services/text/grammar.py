@@ -5,6 +5,7 @@ JSON is written in one way, without free whitespace: small models would go on wi
 """
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
@@ -161,8 +162,7 @@ class Matcher:
         if not masks[0].any() and self._renew():
             self._fill(masks, draft)
         if not masks[0].any():
-            why = _told(self._matcher.get_error()) or "no token of this model goes on"
-            raise GrammarFailed(why, param="response_format")
+            raise GrammarFailed(_told(self._matcher.get_error()), param="response_format")
 
     def _fill(self, masks: Masks, draft: Sequence[int]) -> None:
         matcher, at, step, num_taken = self._matcher, masks.ctypes.data, masks.strides[0], 0
@@ -227,6 +227,11 @@ class _Tokens:
             return []
 
 
+_PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+_SOURCE = re.compile(r"\n +\d+ \| start: .*", re.DOTALL)
+
+
 def _told(why: str) -> str:
-    """The library's words without what it prints of its state behind them."""
-    return why.partition("\n<")[0].strip()[:500]
+    """The library's words without the place in a grammar that only we know, and what it prints of its state."""
+    why = _SOURCE.sub("", _PLACE.sub("", why.partition("\n<")[0])).strip()[:500]
+    return "no token of this model goes on" if why in ("", "NoExtensionBias") else why

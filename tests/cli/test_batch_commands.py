@@ -1,10 +1,14 @@
-"""`kvrelay batch` where nothing can run: it says why, and leaves nothing behind."""
+"""`kvrelay batch` where nothing can run says why, and leaves nothing behind; and where its output goes."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+from schemas.batch import BatchRecord
 from schemas.errors import InvalidRequest, JobNotFound, NoWorker, SetupError
+from services.batch.ordering import new_batch
+from services.batch.shelf import Shelf
 from tests.cli.conftest import Broker
 
 LINE = '{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m", "messages": []}}\n'
@@ -28,6 +32,25 @@ def test_the_input_is_not_overwritten(broker: Broker, file: Path) -> None:
     result = broker.kvrelay("batch", "run", str(file), "-o", str(file))
     assert isinstance(result.exception, SetupError)
     assert file.read_text(encoding="utf-8") == LINE
+
+
+@pytest.mark.parametrize("command", [("run",), ("fetch", "--wait")])
+@pytest.mark.parametrize(("output", "told"), [("none/out.jsonl", "no folder"), ("pipe", "no file")])
+def test_an_output_that_cannot_be_written_is_told_before_anything_else(
+    broker: Broker, file: Path, tmp_path: Path, command: tuple[str, ...], output: str, told: str
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    result = broker.kvrelay("batch", *command, str(file), "-o", str(tmp_path / output))
+    assert isinstance(result.exception, SetupError) and told in result.exception.message
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "pipe"]
+
+
+def test_an_output_that_is_a_link_stays_one(broker: Broker, tmp_path: Path) -> None:
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "out.jsonl")
+    made = BatchRecord(batch=new_batch("file-1", "/v1/chat/completions", "24h", 1))
+    broker.do(lambda bus: Shelf(bus, "default").put_batch(made))
+    assert broker.kvrelay("batch", "fetch", made.batch.id, "-o", str(tmp_path / "link.jsonl")).exit_code == 0
+    assert (tmp_path / "link.jsonl").is_symlink() and (tmp_path / "out.jsonl").is_file()
 
 
 def test_without_a_gateway_nothing_is_left_to_it(broker: Broker, file: Path) -> None:

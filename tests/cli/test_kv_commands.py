@@ -57,8 +57,9 @@ def test_show_prints_header_and_life(shelf: Shelf) -> None:
     refs = shelf.store(IDS)
     pin = shelf.pin(IDS)
     shown = output(shelf, "show", refs[1].key.hex()[:12])
-    for words in (refs[1].key.hex(), "positions 16-31", f"pin             {pin.id}", "token_hash", "expires"):
+    for words in (refs[1].key.hex(), "positions 16-31", f"pin               {pin.id}", "token_hash", "expires"):
         assert words in shown
+    assert all("  " in fact.strip() for fact in shown.splitlines()), "a name runs into its value"
     (row,) = lines(shelf, "show", refs[1].key.hex())
     assert row["header"]["position"] == 16 and row["tenant"] == "default"
     assert isinstance(run(shelf, "show", "0" * 64).exception, JobNotFound)

@@ -212,6 +212,12 @@ def test_what_has_no_grammar_is_refused_with_a_reason(schema: Any, why: str) -> 
     with pytest.raises(InvalidRequest, match=why) as caught:
         compiler().compile(Source(schema))
     assert caught.value.param == "response_format"
+    assert not any(ours in caught.value.message for ours in ("at 2(", "start:", "x-guidance")), "nobody wrote that"
+
+
+def test_a_schema_that_nothing_fulfils_is_refused_in_words() -> None:
+    with pytest.raises(InvalidRequest, match="no token of this model goes on"):
+        compiler().try_out(Source({"$ref": "#"}))
 
 
 def test_numbers_end() -> None:
