@@ -101,9 +101,12 @@ class WorkQueue:
         return any(self._wants(delivery.lane) for delivery in self._buffer)
 
     async def _ask(self) -> None:
-        """Makes sure that every lane is asked, then waits until something changes."""
+        """Makes sure that every lane that is wanted is asked, and no other, then waits until something changes."""
         self._changed.clear()
         pulls = self._wanted()
+        for pull in self._pulls:
+            if pull.asked and pull not in pulls:
+                self._start(pull.withdraw())  # what it brought would wait here, and not where it is wanted
         try:
             for pull in pulls:
                 if pull.broken:

@@ -190,13 +190,11 @@ class Matcher:
         return True
 
     def forced(self) -> list[int]:
-        """The next tokens, as far as it leaves no choice about them; none where it leaves one."""
-        self._renew()
+        """The next tokens, as far as it leaves no choice about them; none where it leaves one, or has met a limit."""
         return list(self._matcher.compute_ff_tokens())
 
     def num_fitting(self, tokens: Sequence[int]) -> int:
-        """How many of `tokens`, the next ones, the grammar allows."""
-        self._renew()
+        """How many of `tokens`, the next ones, the grammar allows, as far as it can tell without a mask."""
         return int(self._matcher.validate_tokens(list(tokens)))
 
 

@@ -80,6 +80,28 @@ async def test_a_lane_that_is_not_wanted_waits_and_the_other_does_not(bus: Bus, 
     await queue.close()
 
 
+async def test_a_lane_that_is_not_wanted_is_not_asked(bus: Bus, model: str) -> None:
+    """Its jobs are for readers that want them."""
+    wanted = {Lane.INTERACTIVE, Lane.BATCH}
+    full, idle = WorkQueue(bus, sources(model), wanted.__contains__), WorkQueue(bus, sources(model))
+    waiting = asyncio.create_task(full.next())
+    await until_waiting(bus, model, 1)
+    wanted.remove(Lane.BATCH)
+    full.look_again()
+    await until_waiting(bus, model, 0, slice(1, 2))
+    await submit_job(bus, "default", model, Lane.BATCH, b"batch")
+    delivery = await asyncio.wait_for(idle.next(), TIMEOUT_S)
+    assert (delivery.data, delivery.num_delivered) == (b"batch", 1) and await delivery.settle(Settle.ACK)
+    wanted.add(Lane.BATCH)
+    full.look_again()
+    await until_waiting(bus, model, 1, slice(1, 2))
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    for queue in (full, idle):
+        await queue.close()
+
+
 async def test_a_cancelled_wait_takes_its_requests_back_and_swallows_nothing(bus: Bus, model: str) -> None:
     queue = WorkQueue(bus, sources(model))
     waiting = asyncio.create_task(queue.next())

@@ -180,6 +180,19 @@ def test_a_limit_that_one_meets_is_not_met_by_others(monkeypatch: pytest.MonkeyP
     assert compiled.is_spent
 
 
+def test_only_masks_are_worth_another_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks what may be guessed must not wait until one is compiled: all other jobs wait for him."""
+    monkeypatch.setattr(grammar, "LIMITS", with_states(grammar.LIMITS, 30))
+    compiled = compiler().compile(Source(WORDY))
+    tokens, matcher = encoded(f'"{WORDS[0]}'), compiled.matcher()
+    while not matcher._matcher.is_error():
+        ahead(matcher, tokens[:1])
+        matcher.advance(tokens.pop(0))
+    assert matcher.forced() == [] and matcher.num_fitting(tokens) == 0
+    assert not compiled.is_spent
+    assert ids_of(matcher.mask()) and compiled.is_spent
+
+
 def test_where_a_choice_fails_does_not_depend_on_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, count in ("LIMITS", 20), ("OWN_LIMITS", 26):
         monkeypatch.setattr(grammar, name, with_states(grammar.LIMITS, count))
