@@ -72,7 +72,7 @@ async def _run(
     tenant = settings.bus.tenant
     async with await Bus.connect(url, "kvrelay-cli", settings.bus) as bus:
         for slug in catalog.models:
-            await set_up(bus, slug)
+            await set_up(bus, slug, adjusts=False)
         beats = BeatTable(bus)
         await beats.start()
         try:

@@ -1,14 +1,21 @@
 """`kvrelay batch` where nothing can run says why, and leaves nothing behind; and where its output goes."""
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
 
 from schemas.batch import BatchRecord
+from schemas.beat import Beat
 from schemas.errors import InvalidRequest, JobNotFound, NoWorker, SetupError
+from schemas.subjects import RESULTS_STREAM
 from services.batch.ordering import new_batch
 from services.batch.shelf import Shelf
+from services.bus.beats import BeatPublisher
+from services.bus.connection import Bus
+from services.bus.jetstream import call
+from services.settings import Bus as BusSettings
 from tests.cli.conftest import Broker
 
 LINE = '{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m", "messages": []}}\n'
@@ -56,6 +63,22 @@ def test_an_output_that_is_a_link_stays_one(broker: Broker, tmp_path: Path) -> N
 def test_without_a_gateway_nothing_is_left_to_it(broker: Broker, file: Path) -> None:
     result = broker.kvrelay("batch", "submit", str(file))
     assert isinstance(result.exception, NoWorker) and "no gateway" in result.exception.message
+
+
+def test_a_submit_leaves_the_streams_as_the_pipeline_made_them(broker: Broker, file: Path) -> None:
+    """Its own settings are those of wherever somebody types it."""
+
+    async def submit(bus: Bus) -> int:
+        gateway = Beat(process="g", role="gateway", state="ok", model="", running=0, capacity=0, host="h", uptime_s=1)
+        publisher = BeatPublisher(bus, lambda: gateway)
+        await publisher.start()
+        command = ("batch", "submit", str(file), "--set", "bus.results_max_bytes=1000000")
+        result = await asyncio.to_thread(broker.kvrelay, *command)
+        await publisher.close()
+        assert result.exit_code == 0, (result.output, result.exception)
+        return int((await call(bus, f"STREAM.INFO.{RESULTS_STREAM}"))["config"]["max_bytes"])
+
+    assert broker.do(submit) == BusSettings().results_max_bytes
 
 
 @pytest.mark.parametrize("command", ["status", "cancel"])
