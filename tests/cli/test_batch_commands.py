@@ -1,6 +1,7 @@
 """`kvrelay batch` where nothing can run says why, and leaves nothing behind; and where its output goes."""
 
 import asyncio
+import errno
 import os
 from pathlib import Path
 
@@ -58,6 +59,37 @@ def test_an_output_that_is_a_link_stays_one(broker: Broker, tmp_path: Path) -> N
     broker.do(lambda bus: Shelf(bus, "default").put_batch(made))
     assert broker.kvrelay("batch", "fetch", made.batch.id, "-o", str(tmp_path / "link.jsonl")).exit_code == 0
     assert (tmp_path / "link.jsonl").is_symlink() and (tmp_path / "out.jsonl").is_file()
+
+
+def test_an_error_of_a_line_among_others_is_told_in_words(
+    broker: Broker, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(*_: object, **options: object) -> int:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail(ValueError("what followed from it")))
+            group.create_task(fail(SetupError("the disk is full")))
+        return 0
+
+    async def fail(error: Exception) -> None:
+        raise error
+
+    monkeypatch.setattr("services.cli.batch_run._run", run)
+    result = broker.kvrelay("batch", "run", str(file), "-o", str(tmp_path / "out.jsonl"))
+    assert isinstance(result.exception, SetupError) and result.exception.message == "the disk is full"
+
+
+def test_a_disk_that_refuses_the_output_is_told_in_words(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    made = BatchRecord(batch=new_batch("file-1", "/v1/chat/completions", "24h", 1))
+    broker.do(lambda bus: Shelf(bus, "default").put_batch(made))
+    monkeypatch.setattr("os.fsync", full)
+    result = broker.kvrelay("batch", "fetch", made.batch.id, "-o", str(tmp_path / "out.jsonl"))
+    assert isinstance(result.exception, SetupError)
+    assert "No space left on device; the answers are kept" in result.exception.message
 
 
 def test_without_a_gateway_nothing_is_left_to_it(broker: Broker, file: Path) -> None:
