@@ -73,15 +73,16 @@ class Source:
         return consumer_filter(self.stage, self.model, self.lane, self.build)
 
 
-async def set_up(bus: Bus, model: str, build: str | None = None) -> None:
+async def set_up(bus: Bus, model: str, build: str | None = None, *, adjusts: bool = True) -> None:
     """What a process needs before it works: the streams of `model`, and the consumers of `build` if it has one.
 
+    `adjusts`: as in `ensure_streams`.
     Waits for a broker that is away: a worker that gave up would load its model again, which takes longer than most
     outages. Raises `SetupError` as `ensure_streams` does.
     """
     while True:
         try:
-            await ensure_streams(bus, model)
+            await ensure_streams(bus, model, adjusts=adjusts)
             if build is not None:
                 await ensure_consumers(bus, model, build)
             return
@@ -91,13 +92,15 @@ async def set_up(bus: Bus, model: str, build: str | None = None) -> None:
         await bus.wait_connected()
 
 
-async def ensure_streams(bus: Bus, model: str) -> None:
+async def ensure_streams(bus: Bus, model: str, *, adjusts: bool = True) -> None:
     """The streams that `model` needs. Raises `SetupError` for one that cannot be made to fit.
 
+    `adjusts`: those that exist follow the settings of this process. A command that comes and goes leaves them alone:
+    it may run anywhere, and settings that nobody gave it there would undo the operator's limits.
     Any number of processes may do this at once.
     """
     for config in [*(queue_config(bus, stage, model) for stage in Stage), *shared_configs(bus)]:
-        await _ensure_stream(bus, config)
+        await _ensure_stream(bus, config, adjusts=adjusts)
 
 
 async def ensure_consumers(bus: Bus, model: str, build: str) -> None:
@@ -189,7 +192,7 @@ def consumer_config(bus: Bus, source: Source) -> Config:
     }
 
 
-async def _ensure_stream(bus: Bus, wanted: Config) -> None:
+async def _ensure_stream(bus: Bus, wanted: Config, *, adjusts: bool) -> None:
     name = wanted["name"]
     for tries_left in reversed(range(CREATE_TRIES)):
         try:
@@ -201,6 +204,8 @@ async def _ensure_stream(bus: Bus, wanted: Config) -> None:
             if error.err_code != STORE_NOT_MADE or not tries_left:
                 raise SetupError(f"stream {name} cannot be made: {error.message}") from error
         await asyncio.sleep(CREATE_PAUSE_S)  # the server is still removing the files of one of this name
+    if not adjusts:
+        return
     existing: Config = (await call(bus, f"STREAM.INFO.{name}"))["config"]
     merged = existing | wanted
     merged["num_replicas"] = max(existing["num_replicas"], wanted["num_replicas"])

@@ -111,7 +111,7 @@ async def _submit(settings: Settings, file: Path, endpoint: str, window: str) ->
     async with listening(bus_url(settings), settings.bus) as (bus, beats):
         if not beats.alive("gateway"):
             raise NoWorker("no gateway runs that would take the batch: start one, or use `kvrelay batch run`")
-        await set_up(bus, served_slug(settings))
+        await set_up(bus, served_slug(settings), adjusts=False)
         shelf = Shelf(bus, settings.bus.tenant)
         draft = new_batch("", endpoint, window, bus.now())
         with file.open("rb") as opened:

@@ -1,6 +1,8 @@
 """The output file of a batch, which always holds whole lines of what is on the results stream."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from schemas.errors import SetupError
@@ -20,14 +22,25 @@ def place_of(output: Path) -> Path:
     return place
 
 
+@contextlib.contextmanager
+def writing(output: Path) -> Iterator[None]:
+    """What the disk says against it, in words: no answer is lost by that."""
+    try:
+        yield
+    except OSError as error:
+        why = f"{output} cannot be written: {error.strerror}"
+        raise SetupError(f"{why}; the answers are kept, and the same command goes on") from error
+
+
 async def rewrite(bus: Bus, tenant: str, batch: str, output: Path) -> list[Result]:
     """Puts all results so far there, in place of whatever was, in one step; they come back without their data."""
     beside, found = output.with_name(output.name + ".tmp"), []
-    with beside.open("wb") as file:
-        async for result in stored(bus, tenant, batch):
-            file.write(result.data + b"\n")
-            found.append(result._replace(data=b""))
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(output)
+    with writing(output):
+        with beside.open("wb") as file:
+            async for result in stored(bus, tenant, batch):
+                file.write(result.data + b"\n")
+                found.append(result._replace(data=b""))
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(output)
     return found

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import click
 
-from schemas.errors import InvalidRequest, SetupError
+from schemas.errors import InvalidRequest, KvrelayError, SetupError
 from services.batch.lines import Plan, make_plan
 from services.batch.results import FAILED, Result
 from services.batch.run import BatchRun, Setting
@@ -19,7 +19,7 @@ from services.batch.throttle import Throttle
 from services.bus.beats import BeatTable
 from services.bus.connection import Bus
 from services.bus.streams import set_up
-from services.cli.batch_output import place_of, rewrite
+from services.cli.batch_output import place_of, rewrite, writing
 from services.cli.borrowed_pipeline import pipeline
 from services.cli.durations import shown
 from services.cli.progress import Progress
@@ -47,6 +47,15 @@ def run_file(settings: Settings, file: Path, output: Path, endpoint: str, *, rou
                 done = f", {output} has what is done" if output.exists() else ""
                 click.echo(f"stopped: the same command goes on{done}", err=True)
                 raise click.Abort from None
+            except ExceptionGroup as group:  # of the tasks that run lines
+                raise _first(group) from group
+
+
+def _first(error: Exception) -> Exception:
+    """One of ours, if there is one: it says what happened."""
+    while isinstance(error, ExceptionGroup):
+        error = (error.subgroup(KvrelayError) or error).exceptions[0]
+    return error
 
 
 @contextlib.contextmanager
@@ -72,18 +81,18 @@ async def _run(
     tenant = settings.bus.tenant
     async with await Bus.connect(url, "kvrelay-cli", settings.bus) as bus:
         for slug in catalog.models:
-            await set_up(bus, slug)
+            await set_up(bus, slug, adjusts=False)
         beats = BeatTable(bus)
         await beats.start()
         try:
             setting = Setting(bus, tenant, catalog.find, names, Throttle(beats, set(catalog.models)))
             name = await asyncio.to_thread(batch_id_of, file, endpoint, str(round_number), *catalog.models)
             done = await rewrite(bus, tenant, name, output)
-            with output.open("ab") as out, _Meter(plan.total, done) as meter:
+            with output.open("ab", buffering=0) as out, _Meter(plan.total, done) as meter:
 
                 def on_result(result: Result) -> None:
-                    out.write(result.data + b"\n")
-                    out.flush()
+                    with writing(output):
+                        out.write(result.data + b"\n")
                     meter.note(result)
 
                 await BatchRun(setting, name, endpoint, file, on_result).run(plan, {result.line for result in done})

@@ -112,6 +112,7 @@ class ClientConnection(RequestHandler):
         late = RequestTimeout(f"the {owed} of the request did not come in time (api.read_timeout_s)")
         if owed == "body" and self._request is not None:
             self._request.content.set_exception(late)
+            self._request.content.feed_eof()  # or aiohttp would read on behind the answer, and log what it is told
             self.close()
         elif self.transport is not None:
             body = refusal(late).body

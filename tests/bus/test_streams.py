@@ -70,6 +70,16 @@ async def test_changed_limits_take_effect_and_messages_stay(
     assert (await config_of(bus, stream_name(Stage.PREFILL, model)))["max_msgs"] == 1_000_000
 
 
+async def test_a_command_that_comes_and_goes_makes_streams_and_changes_none(
+    bus: Bus, model: str, server: NatsServer, make_bus: MakeBus
+) -> None:
+    guest = await make_bus(server.url, msgspec.structs.replace(SETTINGS, queue_max_messages=7))
+    await set_up(guest, model, adjusts=False)
+    assert (await config_of(bus, stream_name(Stage.PREFILL, model)))["max_msgs"] == 1_000_000
+    await set_up(guest, "guests", adjusts=False)
+    assert (await config_of(bus, stream_name(Stage.PREFILL, "guests")))["max_msgs"] == 7
+
+
 async def test_what_correctness_rests_on_is_repaired(bus: Bus, model: str) -> None:
     name = stream_name(Stage.PREFILL, model)
     config = await config_of(bus, name)

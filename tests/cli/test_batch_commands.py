@@ -1,14 +1,22 @@
 """`kvrelay batch` where nothing can run says why, and leaves nothing behind; and where its output goes."""
 
+import asyncio
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from schemas.batch import BatchRecord
+from schemas.beat import Beat
 from schemas.errors import InvalidRequest, JobNotFound, NoWorker, SetupError
+from schemas.subjects import RESULTS_STREAM
 from services.batch.ordering import new_batch
 from services.batch.shelf import Shelf
+from services.bus.beats import BeatPublisher
+from services.bus.connection import Bus
+from services.bus.jetstream import call
+from services.settings import Bus as BusSettings
 from tests.cli.conftest import Broker
 
 LINE = '{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m", "messages": []}}\n'
@@ -53,9 +61,56 @@ def test_an_output_that_is_a_link_stays_one(broker: Broker, tmp_path: Path) -> N
     assert (tmp_path / "link.jsonl").is_symlink() and (tmp_path / "out.jsonl").is_file()
 
 
+def test_an_error_of_a_line_among_others_is_told_in_words(
+    broker: Broker, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(*_: object, **options: object) -> int:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail(ValueError("what followed from it")))
+            group.create_task(fail(SetupError("the disk is full")))
+        return 0
+
+    async def fail(error: Exception) -> None:
+        raise error
+
+    monkeypatch.setattr("services.cli.batch_run._run", run)
+    result = broker.kvrelay("batch", "run", str(file), "-o", str(tmp_path / "out.jsonl"))
+    assert isinstance(result.exception, SetupError) and result.exception.message == "the disk is full"
+
+
+def test_a_disk_that_refuses_the_output_is_told_in_words(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    made = BatchRecord(batch=new_batch("file-1", "/v1/chat/completions", "24h", 1))
+    broker.do(lambda bus: Shelf(bus, "default").put_batch(made))
+    monkeypatch.setattr("os.fsync", full)
+    result = broker.kvrelay("batch", "fetch", made.batch.id, "-o", str(tmp_path / "out.jsonl"))
+    assert isinstance(result.exception, SetupError)
+    assert "No space left on device; the answers are kept" in result.exception.message
+
+
 def test_without_a_gateway_nothing_is_left_to_it(broker: Broker, file: Path) -> None:
     result = broker.kvrelay("batch", "submit", str(file))
     assert isinstance(result.exception, NoWorker) and "no gateway" in result.exception.message
+
+
+def test_a_submit_leaves_the_streams_as_the_pipeline_made_them(broker: Broker, file: Path) -> None:
+    """Its own settings are those of wherever somebody types it."""
+
+    async def submit(bus: Bus) -> int:
+        gateway = Beat(process="g", role="gateway", state="ok", model="", running=0, capacity=0, host="h", uptime_s=1)
+        publisher = BeatPublisher(bus, lambda: gateway)
+        await publisher.start()
+        command = ("batch", "submit", str(file), "--set", "bus.results_max_bytes=1000000")
+        result = await asyncio.to_thread(broker.kvrelay, *command)
+        await publisher.close()
+        assert result.exit_code == 0, (result.output, result.exception)
+        return int((await call(bus, f"STREAM.INFO.{RESULTS_STREAM}"))["config"]["max_bytes"])
+
+    assert broker.do(submit) == BusSettings().results_max_bytes
 
 
 @pytest.mark.parametrize("command", ["status", "cancel"])

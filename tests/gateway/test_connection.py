@@ -247,7 +247,7 @@ async def test_a_head_that_does_not_end_is_refused_however_busily_it_trickles(se
     assert not server.entered.is_set()
 
 
-async def test_a_body_that_pauses_for_too_long_is_refused(server: Server) -> None:
+async def test_a_body_that_pauses_for_too_long_is_refused(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     client = await connected(server, BODY_HEAD + b"Content-Length: 10\r\n\r\n{")
     head, _, body = (await read_to_end(client)).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408 ")
@@ -257,6 +257,7 @@ async def test_a_body_that_pauses_for_too_long_is_refused(server: Server) -> Non
         "param": None,
         "code": "request_timeout",
     }
+    assert not [record.message for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_connections_that_say_nothing_are_held_and_harm_nobody(server: Server) -> None:
