@@ -7,7 +7,7 @@ import pytest
 
 from services.gateway import key_file
 from tests.chaos.proxy import BrokerProxy
-from tests.gateway.conftest import MakePipeline
+from tests.gateway.conftest import MakePipeline, Pipeline
 from tests.gateway.scripted_worker import saying
 from tests.page.browser import Page
 from tests.page.test_chat import ANSWERS, LAST_TOLD, TEXTS, answered, ask, stepwise
@@ -27,13 +27,19 @@ async def give(page: Page, key: str) -> None:
     await page.press("Enter")
 
 
-async def test_it_asks_for_a_key_and_keeps_it_for_the_tab(
-    make_pipeline: MakePipeline, page: Page, tmp_path: Path
-) -> None:
-    file = tmp_path / "keys.json"
+async def locked(make_pipeline: MakePipeline, page: Page, folder: Path) -> tuple[Pipeline, str]:
+    """A pipeline that wants a key, that key, and the page there."""
+    file = folder / "keys.json"
     key = key_file.add(file, "acme")
     pipeline = await make_pipeline(keys_file=str(file))
     await page.go(pipeline.url + "/")
+    return pipeline, key
+
+
+async def test_it_asks_for_a_key_and_keeps_it_for_the_tab(
+    make_pipeline: MakePipeline, page: Page, tmp_path: Path
+) -> None:
+    _, key = await locked(make_pipeline, page, tmp_path)
     await page.until(f"{ASKS} && {FOCUS} === 'key'")
     assert await page.evaluate(SAYS) == "This gateway asks for an API key."
     assert await page.evaluate("document.getElementById('state-text').textContent") == "an API key is needed"
@@ -66,10 +72,7 @@ async def test_it_asks_for_a_key_and_keeps_it_for_the_tab(
 async def test_a_question_waits_for_a_key_and_is_asked_once(
     make_pipeline: MakePipeline, page: Page, tmp_path: Path
 ) -> None:
-    file = tmp_path / "keys.json"
-    key = key_file.add(file, "acme")
-    pipeline = await make_pipeline(keys_file=str(file))
-    await page.go(pipeline.url + "/")
+    pipeline, key = await locked(make_pipeline, page, tmp_path)
     await page.until(ASKS)
     await page.evaluate("document.getElementById('prompt').focus()")
     await ask(page, "never mind")
