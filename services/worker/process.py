@@ -121,8 +121,7 @@ class WorkerProcess:
             ),
             asyncio.create_task(Strays(self._bus, self._beats, self._runtime.text.slug).run(), name="strays"),
         ]
-        taking = self._taking
-        loops.append(taking.start(self._sources()))
+        loops.append(self._taking.start(self._sources()))
         stopping = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait([*loops, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -133,14 +132,14 @@ class WorkerProcess:
             self.state = "draining"
             acquit(self._runs)
             await beat_now()
-            await self._take_what_was_begun(taking)
-            await drain.run(self._is_queue_empty, taking.stop, self._role.hand_back)
+            await self._take_what_was_begun()
+            await drain.run(self._is_queue_empty, self._taking.stop, self._role.hand_back)
         finally:
             stopping.cancel()
             for loop in loops:
                 loop.cancel()
             await cancels.close()
-            await taking.stop()
+            await self._taking.stop()
 
     def beat(self) -> Beat:
         troubles = self._runtime.troubles
@@ -173,13 +172,13 @@ class WorkerProcess:
             for stage in self._stages
         ]
 
-    async def _take_what_was_begun(self, taking: Taking) -> None:
+    async def _take_what_was_begun(self) -> None:
         """Who finishes its build's queues before it leaves takes no new jobs meanwhile: any build may do them."""
         begun = tuple(stage for stage in self._stages if stage is not Stage.PREFILL)
         if self._peers.is_last_stage and begun and begun != self._stages:
-            await taking.stop()
+            await self._taking.stop()
             self._stages = begun
-            taking.start(self._sources())
+            self._taking.start(self._sources())
 
     async def _take_jobs(self, queue: WorkQueue) -> None:
         while True:
