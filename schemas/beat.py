@@ -7,7 +7,7 @@ import msgspec
 from schemas.meter import Meter
 
 BEAT_INTERVAL_S = 1.0
-KEPT_FREE = 4  # of so many places of a worker, batches leave one: a request that comes now finds it
+KEPT_FREE = 4  # of so many places batches leave one, see `left_to_batches`
 SILENT_AFTER_S = 3.5  # no beat for this long: take it for gone
 OWNER_SILENT_AFTER_S = 8.0  # an owner's jobs are cancelled after this
 BUILD_SILENT_AFTER_S = 60.0  # a build's jobs end with build_gone after this
@@ -54,3 +54,8 @@ def stages_of(role: ProcessRole) -> tuple[ProcessRole, ...]:
 
 
 beat_decoder = msgspec.json.Decoder(Beat)
+
+
+def left_to_batches(places: int) -> int:
+    """Of so many places for sequences: a request that comes now finds one of the others."""
+    return places - -(-places // KEPT_FREE)

@@ -5,7 +5,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
 
-from schemas.beat import BEAT_INTERVAL_S, KEPT_FREE, Beat, ProcessRole
+from schemas.beat import BEAT_INTERVAL_S, Beat, ProcessRole, left_to_batches
 from services.bus.beats import BeatTable
 
 
@@ -55,7 +55,7 @@ class Throttle:
     @property
     def allowed(self) -> int:
         capacity = sum(beat.capacity for beat in self._workers("decode"))
-        return max(1, capacity - -(-capacity // KEPT_FREE) - self._num_others) if capacity else 0
+        return max(1, left_to_batches(capacity) - self._num_others) if capacity else 0
 
     def _look(self) -> None:
         """Once a beat."""

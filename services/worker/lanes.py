@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from schemas.beat import KEPT_FREE
+from schemas.beat import left_to_batches
 from schemas.subjects import Lane
 
 
@@ -10,7 +10,7 @@ class Lanes:
     """`has_budget`: whether one more job of a lane may be begun."""
 
     def __init__(self, max_sequences: int, has_budget: Callable[[Lane], bool]) -> None:
-        self._max_batch_jobs = max(1, max_sequences - -(-max_sequences // KEPT_FREE))
+        self._max_batch_jobs = max(1, left_to_batches(max_sequences))
         self._has_budget = has_budget
         self._num_batch_jobs = 0
         self._refused: set[Lane] = set()
