@@ -31,10 +31,16 @@ def path_of(data_dir: str | Path) -> Path:
     return Path(data_dir) / FILE
 
 
+def usable_cores() -> list[int]:
+    """Those that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
 def machine() -> str:
     """Differs where a measurement says nothing: another processor, another number of cores."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{_processor() or platform.machine()}, {os.cpu_count()} cores, {usable} usable"
+    return f"{_processor() or platform.machine()}, {os.cpu_count()} cores, {len(usable_cores())} usable"
 
 
 def subject_of(settings: Settings) -> dict[str, str | int]:

@@ -17,6 +17,7 @@ from services.config import Settings, to_env
 from services.settings import parse_cores
 from services.supervisor import cores
 from services.supervisor.valkey import ValkeyServer
+from services.tuned import usable_cores
 
 # services.bench.store.SECTIONS, without importing it
 STORE_SECTIONS = ["eviction", "dedupe", "lookup", "tiers", "codecs", "merges"]
@@ -76,7 +77,7 @@ def engine(
     """
     sizes = sizes_of(batches, "--batch")
     cores.own(settings.compute.cores)
-    usable = cores.usable()
+    usable = usable_cores()
     threads = settings.compute.threads or len(usable)
     cores.own(",".join(map(str, usable[:threads])))
     from services.bench.engine import Asked, run
@@ -111,7 +112,7 @@ def pipeline(settings: Settings, prompt: int, tokens: int, rounds: int) -> None:
     with borrowed_pipeline.pipeline(settings) as (_, nats_url):
         from services.bench.pipeline import run
 
-        decode_cores = parse_cores(cores.share(cores.usable(), 2)[1])
+        decode_cores = parse_cores(cores.share(usable_cores(), 2)[1])
         threads = settings.compute.threads or len(decode_cores)
         for line in run(settings, nats_url, decode_cores, threads, prompt, tokens, rounds):
             click.echo(json.dumps(line))

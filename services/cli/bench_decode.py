@@ -9,13 +9,14 @@ from services.cli.bench_options import by_peer, sizes_of
 from services.cli.options import with_settings
 from services.config import Settings, to_env
 from services.supervisor import cores
+from services.tuned import usable_cores
 
 _MODEL = ("compute.model", "compute.dtype", "compute.threads", "kv.data_dir")
 
 
 def _threads(settings: Settings) -> int:
     cores.own(settings.compute.cores)
-    return settings.compute.threads or len(cores.usable())
+    return settings.compute.threads or len(usable_cores())
 
 
 @click.command("shared-prefix")
@@ -109,7 +110,7 @@ def quality(
                 Peer(
                     Place.of(name, files, of_python.get(name, ""), of_model.get(name, "")),
                     to_env(settings),
-                    cores.usable(),
+                    usable_cores(),
                     threads,
                     (1, len(ids), 1),
                 )

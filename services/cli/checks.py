@@ -14,7 +14,8 @@ from services.bus.server import find_binary
 from services.cli.shadowed import shadowed_packages
 from services.config import Settings
 from services.settings import parse_cores
-from services.supervisor import cores, ports, runtime_file
+from services.supervisor import ports, runtime_file
+from services.tuned import usable_cores
 
 Verdict = Literal["ok", "note", "missing"]
 
@@ -91,7 +92,7 @@ def _nats(settings: Settings) -> Iterator[Finding]:
 
 
 def _cores(settings: Settings) -> Iterator[Finding]:
-    have = parse_cores(settings.compute.cores) or cores.usable()
+    have = parse_cores(settings.compute.cores) or usable_cores()
     remedy = "with one core the two workers take turns; two or more are better"
     yield Finding("ok" if len(have) > 1 else "note", "cores", f"{len(have)} usable", remedy)
 

@@ -9,6 +9,7 @@ from services import tuned
 from services.cli.options import with_settings
 from services.config import Settings
 from services.supervisor import cores
+from services.tuned import usable_cores
 
 _EPILOG = """\b
 Examples:
@@ -60,12 +61,12 @@ def tune(
     if show:
         _show(settings, as_json)
         return
-    mine = cores.share(cores.usable(), workers)[0]
+    mine = cores.share(usable_cores(), workers)[0]
     here = tuned.machine()  # before this process has fewer cores
     cores.own(mine)
     from services.bench.tune import choose, load, sweep
 
-    threads = settings.compute.threads or len(cores.usable())
+    threads = settings.compute.threads or len(usable_cores())
     measured = list(sweep(load(settings, threads), settings.kv.block_tokens, rounds, _tell))
     for row in measured:
         _print(row.row(), as_json)

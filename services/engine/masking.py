@@ -4,13 +4,13 @@ The library lets go of the GIL while it works, as the pass does. Where the pass 
 for the one whose core was taken: there it is found out before.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from kernels.sampling import Mask
 from schemas.errors import GrammarFailed
 from services.text.grammar import Matcher
+from services.tuned import usable_cores
 
 
 class Allowed:
@@ -52,9 +52,7 @@ class Masking:
 
 def has_core_beside(threads: int) -> bool:
     """Whether a pass of so many threads leaves a core to this process."""
-    if hasattr(os, "sched_getaffinity"):
-        return threads < len(os.sched_getaffinity(0))
-    return threads < (os.cpu_count() or 1)
+    return threads < len(usable_cores())
 
 
 def _find(asked: Sequence[Allowed], then: Callable[[], None]) -> None:

@@ -5,13 +5,7 @@ from collections.abc import Sequence
 
 from schemas.errors import SetupError
 from services.settings import parse_cores
-
-
-def usable() -> list[int]:
-    """The cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
+from services.tuned import usable_cores
 
 
 def share(cores: list[int], num_workers: int) -> list[str]:
@@ -46,5 +40,5 @@ def own(text: str) -> None:
         os.sched_setaffinity(0, cores)
     except OSError as error:
         raise SetupError(
-            f"compute.cores = {text!r}: this process may use {usable()}, not {cores}", param="compute.cores"
+            f"compute.cores = {text!r}: this process may use {usable_cores()}, not {cores}", param="compute.cores"
         ) from error

@@ -11,6 +11,7 @@ from services.config import KEYS, Settings, to_env, value_of
 from services.settings import parse_cores
 from services.supervisor import cores
 from services.supervisor.child import Program
+from services.tuned import usable_cores
 
 METRICS_PORT = KEYS["api.metrics_port"]
 _KVRELAY = [sys.executable, "-P", "-m", "services.cli.main"]
@@ -45,7 +46,7 @@ def worker_programs(
 ) -> list[Program]:
     """The workers; `beside` are those that they run beside until these go. `rolling`: they may be of another build."""
     num_workers = sum(crew)
-    shares = cores.share(parse_cores(settings.compute.cores) or cores.usable(), num_workers)
+    shares = cores.share(parse_cores(settings.compute.cores) or usable_cores(), num_workers)
     taken = {program.env[METRICS_PORT.env] for program in beside}
     programs = []
     for index, ((role, number), share) in enumerate(zip(crew.names(), shares, strict=True)):
@@ -76,7 +77,7 @@ def reloaded(old: Settings, new: Settings) -> Settings:
 
 def crowded(settings: Settings, num_workers: int) -> bool:
     """True if workers have to share cores."""
-    return len(parse_cores(settings.compute.cores) or cores.usable()) < num_workers
+    return len(parse_cores(settings.compute.cores) or usable_cores()) < num_workers
 
 
 def with_addresses(settings: Settings, bus_url: str, port: int) -> Settings:
